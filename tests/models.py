@@ -133,6 +133,14 @@ def toy_pipeline(components: Iterable[str] = ("tagger", "ner"), *, shared: bool 
     return nlp
 
 
+def ready_pipeline(*args: Any, n: int = 12, sgd: Any = None, **options: Any) -> tuple[Language, list[Example]]:
+    """A `toy_pipeline` that was initialized on so many toy examples; and these."""
+    nlp = toy_pipeline(*args, **options)
+    examples = toy_examples(nlp, n)
+    nlp.initialize(lambda: examples, sgd=sgd)
+    return nlp, examples
+
+
 @cache
 def initialized(make: Callable[[], Language]) -> bytes:
     """A pipeline that was initialized on toy examples: to load it takes a fifth of the time."""

@@ -29,7 +29,7 @@ from .addons.streams.streams import make_model, write_stream
 from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
 from .forks import RUN_SCRIPT, Started, python
-from .models import WIDTH, pipeline_params, same, toy_examples, toy_pipeline
+from .models import WIDTH, pipeline_params, ready_pipeline, same
 from .runs import config_for
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
 
@@ -289,9 +289,8 @@ def write_new_label(folder):
 )
 def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
     """With the names that the text around them explains: an optimizer, and models with gradients."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples, optimizer = toy_examples(nlp), Adam(warmup_linear(0.1, 5, 10))
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = Adam(warmup_linear(0.1, 5, 10))
+    nlp, examples = ready_pipeline(["tagger"], shared=False, sgd=optimizer)
     nlp.update(examples, sgd=False)
     (tmp_path / "training").mkdir()
     nlp.to_disk(tmp_path / "training" / "model-last")

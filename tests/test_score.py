@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import statistics
 import sys
 from pathlib import Path
 
@@ -49,12 +48,6 @@ def line(arm, seed, points, *, task="food", cpu=10.0, spread=(0, 0), **more):
 
 
 # ---------------------------------------------------------------------- what is judged
-
-
-def test_score_at_ten_shares(score):
-    assert score.at_shares(list(range(0, 601, 60))) == list(range(60, 601, 60))
-    assert score.at_shares([0, 200, 400]) == [200, 400]
-    assert score.at_shares(list(range(0, 4001, 200))) == list(range(400, 4001, 400))
 
 
 @given(st.integers(1, 300), st.integers(1, 80))
@@ -186,17 +179,6 @@ def test_score_resamples_as_the_formula_says(score):
     assert alone == pytest.approx(100 * texts.std() / 200**0.5, rel=0.28)
     assert paired == pytest.approx(100 * (others - texts).std() / 200**0.5, rel=0.28)
     assert paired < alone / 10
-
-
-def test_score_difference_over_paired_seeds(score):
-    ours = [line("best", seed, points, spread=(100, 100)) for seed, points in ((0, 7700), (1, 7800), (2, 9999))]
-    theirs = [line("stock", seed, points, spread=(0, 0)) for seed, points in ((1, 7500), (0, 7500), (7, 1))]
-    found = score.difference(ours, theirs)  # seeds 0 and 1: 2 and 3 points
-    assert found.mean == pytest.approx(2.5)
-    assert found.seeds == pytest.approx(statistics.stdev([2.0, 3.0]) / 2**0.5)
-    assert found.texts == pytest.approx(statistics.stdev([1.5, 3.5]))  # a point less, and one more, in both seeds
-    assert found.error == pytest.approx((0.5**2 + 2.0) ** 0.5)
-    assert score.difference(ours, theirs[2:]) is None
 
 
 def test_score_row_of_a_task(score):

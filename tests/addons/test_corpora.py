@@ -180,11 +180,6 @@ def test_readers_refuse_a_share_that_leaves_a_split_empty(split, dev_share):
         PythonDocs(split, dev_share=dev_share)
 
 
-def test_readers_refuse_an_unknown_split():
-    with pytest.raises(ConfigError, match=r"'split'.*expected 'train' or 'dev', found 'test'"):
-        PythonDocs("test")
-
-
 @pytest.mark.parametrize("topics", ["topics = {}", "raise ImportError"])
 def test_readers_say_when_python_has_no_documentation(tmp_path, topics):
     # A real Python that has none: a folder on its path comes before the standard library.

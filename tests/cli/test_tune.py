@@ -106,8 +106,8 @@ def test_tune_verdict_is_of_what_is_saved(folder):
     found = json.loads(run(*args, "--seeds", 1, "--json").stdout)
     scores = {name: score for name, [score] in found["other_seeds"].items()}
     assert scores[name.removeprefix("trial ")] == max(scores.values())
-    named = "The config as it is" if name == "as it is" else name.capitalize()
-    assert f"{named} has the best score, {max(scores.values()):.4f} with the other seed. One seed" in done.stdout
+    named = name[:1].upper() + name[1:]
+    assert f"{named} has the best score, {max(scores.values()):.4f}. One seed" in done.stdout
 
 
 def test_tune_default_space(folder):

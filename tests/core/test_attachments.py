@@ -18,7 +18,6 @@ import pytest
 from spacy.util import registry
 
 from thinc_torchopt import SGD, Adam, Attachment, TorchOptimizer
-from thinc_torchopt.addons.budget import Budget
 from thinc_torchopt.core import attachments
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.attachments import GROUP
@@ -237,7 +236,7 @@ def test_block_that_may_change_does_and_its_neighbour_does_not():
 
     nlp = toy_pipeline(["tagger"])
     blocks = {"free": {"@misc": "x", "a": 1}, "freedom": {"@misc": "x", "a": 1}, "fixed": {"@misc": "x", "a": 1}}
-    nlp.config["training"]["optimizer"] = {"attachments": blocks, "budget": None, "budget_x": 2}
+    nlp.config["training"]["optimizer"] = {"attachments": blocks, "budget": {"x": 1}, "privacy": None, "budget_x": 2}
     found = collect_values(nlp, {"attachments.free": Free(), "attachments.fixed": Attachment()})
     paths = {path.removeprefix("training.optimizer.") for path in found if path.startswith("training.optimizer.")}
     assert paths == {f"attachments.{name}.{key}" for name in ("freedom", "fixed") for key in ("@misc", "a")} | {
@@ -268,7 +267,7 @@ def test_blocks_of_broken_packages_disturb_only_those_who_use_them(value, monkey
     broken = EntryPoint("theirs", value, GROUP)
     all_points = {**attachments._entry_points(), "theirs": broken}
     monkeypatch.setattr(attachments, "_entry_points", lambda: all_points)
-    assert "training.optimizer.budget" in attachments.paths_that_may_change({})
+    assert "training.optimizer.budget" in attachments.paths_that_may_change({}, {"theirs": 3, "budget": {}})
     assert attachments.collect_attachments({"checkpoint": Checkpoint("x"), "theirs": None}, {}).keys() == {"checkpoint"}
     with pytest.raises(ConfigError, match=rf"\[training.optimizer.theirs\].*entry point 'theirs = {value}'"):
         attachments.collect_attachments({"theirs": 3}, {})
@@ -335,8 +334,6 @@ def test_attachment_checks_each_update():
         ({"attachments": {"a": 3}}, r"Can't set 'a' in \[training.optimizer.attachments\]: expected a block whose"),
         ({"attachments": 3}, r"Can't set 'attachments' in \[training.optimizer\]: expected a section"),
         ({"attachments": {"a": Checkpoint("x")}}, r"without a block of its own.*Move it to 'checkpoint'"),
-        ({"checkpoint": Budget("20 steps")}, r"Can't set 'checkpoint'.*thinc-torchopt.Checkpoint.v1"),
-        ({"budget": "20m"}, r"Can't set 'budget'.*thinc-torchopt.Budget.v1"),
     ],
 )
 def test_attachments_of_another_kind_are_refused(settings, message):

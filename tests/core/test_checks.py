@@ -9,14 +9,11 @@ import numpy
 import pytest
 
 from thinc_torchopt import SGD, Adam, RAdam, TorchOptimizer
-from thinc_torchopt.core.algorithms.torch_classes import SGD as TorchSGD
-from thinc_torchopt.core.algorithms.torch_classes import AdamW, Muon
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.checks import Section
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
-
-from ..conftest import needs_muon
 
 
 @pytest.mark.parametrize(
@@ -44,22 +41,6 @@ def test_checks_of_patterns_values(make, value):
         return  # as if it were not there
     with pytest.raises(ConfigError, match=r"per_param_lr|layer_decay"):
         TorchOptimizer(AdamW(), **make(value))
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: AdamW(amsgrad="no"),
-        lambda: AdamW(fused="yes"),
-        lambda: TorchSGD(nesterov=1, momentum=0.9),
-        lambda: TorchSGD(momentum=True),
-        lambda: AdamW(betas=0.9),
-        pytest.param(lambda: Muon(fallback=3), marks=needs_muon),
-    ],
-)
-def test_checks_of_algorithms(build):
-    with pytest.raises(ConfigError, match=r"in \[training\.optimizer\.algorithm\]: expected"):
-        build()
 
 
 NUMPY = {

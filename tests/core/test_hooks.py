@@ -33,6 +33,7 @@ from ..models import (
     mixed_model,
     params_of,
     pipeline_params,
+    ready_pipeline,
     same,
     slots,
     snapshot,
@@ -418,9 +419,8 @@ def test_hooks_use_params_can_be_nested():
 
 
 def averaged_pipeline(components=("tagger",), **kwargs):
-    nlp = toy_pipeline(components, **kwargs)
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    nlp, examples = ready_pipeline(components, **kwargs, sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
     return nlp, optimizer
 

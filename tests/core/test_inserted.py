@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinc_torchopt.core.averages.averages import Region, check_regions, regions_of_grown
 from thinc_torchopt.core.inserted import Insertion, order_after
 from thinc_torchopt.core.params.masters import Half, inherit_master
 from thinc_torchopt.core.params.param import Param
@@ -34,12 +33,6 @@ def test_inserted_cells_are_found_again(size, steps, first, axis, more):
     found = order.old_first(new).select(1 - axis, 0).numpy()
     assert numpy.array_equal(found[: len(tensors[first])], tensors[first])
     assert torch.equal(order.in_place(order.old_first(new)), new)
-    regions = [
-        part
-        for one in regions_of_grown([Region.whole(old_shape, 3)], old_shape, new_shape)
-        for part in one.parts(order)
-    ]
-    check_regions("W", regions, tuple(new_shape), 3)
 
 
 def test_inserted_nothing_leads_from_one_shape_to_the_other():

@@ -53,6 +53,7 @@ from ..models import (
     mixed_model,
     params_of,
     pipeline_params,
+    ready_pipeline,
     same,
     slots,
     snapshot,
@@ -71,9 +72,7 @@ def plain(algorithm=None, learn_rate=0.01, **settings):
 
 
 def trained_pipeline(optimizer, **settings):
-    nlp = toy_pipeline(**settings)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline(**settings, sgd=optimizer)
     return nlp, examples
 
 
@@ -329,9 +328,7 @@ def test_optimizers_rehearse():
 @pytest.mark.parametrize("freeze", [False, True])
 def test_optimizers_rehearse_a_torch_layer(freeze):
     """spaCy hands its params over as arrays, with zeros as gradients: they are the same params, decayed or frozen."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"], shared=False)
     model, module = nlp.get_pipe("tagger").model, torch.nn.Linear(WIDTH, WIDTH)
     with torch.no_grad():  # another order in memory
         module.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH).t())
@@ -507,9 +504,7 @@ def test_optimizers_forget_components_that_were_removed_or_excluded():
 @pytest.mark.parametrize("call", ["update", "rehearse"])
 def test_optimizers_leave_excluded_components_alone(call):
     """Until `resume_training`; also after they grew, or got another name. The state of such a run can be loaded."""
-    nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger", "morphologizer"], shared=False)
     model = nlp.get_pipe("tagger").model
     model.layers[0] = chain(model.layers[0], with_array(PyTorchWrapper(torch.nn.Linear(WIDTH, WIDTH))))
     nlp.resume_training(sgd=(optimizer := plain(AdamW(weight_decay=0.1))))

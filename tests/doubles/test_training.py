@@ -22,7 +22,7 @@ from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.params.pipeline import walk_pipeline
 from thinc_torchopt.core.state.by_name import collect_grads
 
-from ..models import backprop, mixed_model, toy_examples, toy_pipeline
+from ..models import backprop, mixed_model, ready_pipeline, toy_examples
 from .waits import waits
 
 pytestmark = pytest.mark.device
@@ -46,13 +46,11 @@ def double(device):
 def pipelines(*components):
     """The same pipeline with the same weights, on the CPU and on the GPU."""
     require_cpu()
-    on_cpu = toy_pipeline(components, shared=False)
-    on_cpu.initialize(lambda: toy_examples(on_cpu))
+    on_cpu, _ = ready_pipeline(components, shared=False)
     saved = on_cpu.to_bytes()
     yield on_cpu
     require_gpu()
-    on_gpu = toy_pipeline(components, shared=False)
-    on_gpu.initialize(lambda: toy_examples(on_gpu))
+    on_gpu, _ = ready_pipeline(components, shared=False)
     yield on_gpu.from_bytes(saved)
 
 

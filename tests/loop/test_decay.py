@@ -11,7 +11,7 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ScheduleError
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
 
-from ..models import toy_examples, toy_pipeline
+from ..models import ready_pipeline
 from ..runs import config_for, digests, loop_over, run
 from .test_total_steps import rates_in
 
@@ -91,9 +91,7 @@ class Teller:
 
 def test_decay_is_told_by_a_listener():
     """With the rates of groups, averages, what is frozen, and params that come in the fall."""
-    nlp = toy_pipeline(["tagger", "ner"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger", "ner"], shared=False)
     groups = {
         "tagger": {"params": ["tagger/*"], "learn_rate": warmup_stable_decay(0.2, 0, 3, **TOLD)},
         "frozen": {"params": ["ner/*/b"], "freeze": True},

@@ -18,7 +18,7 @@ from thinc_torchopt.core.errors import ConfigError, LearnRateWarning, PipelineEr
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.run import train_while_improving
 
-from ..models import WIDTH, initialized, params_of, pipeline_params, same, toy_examples, toy_pipeline
+from ..models import WIDTH, initialized, params_of, pipeline_params, ready_pipeline, same, toy_examples, toy_pipeline
 from ..runs import config_for, contents, loop_over
 
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
@@ -124,9 +124,8 @@ def test_loop_leaves_frozen_components_alone():
 
 
 def test_loop_evaluates_the_averages():
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(SGD(), 0.1, use_averages=True)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(SGD(), 0.1, use_averages=True)
+    nlp, examples = ready_pipeline(["tagger"], shared=False, sgd=optimizer)
     layer = nlp.get_pipe("tagger").model.get_ref("output_layer")
     seen = []
 
@@ -150,9 +149,7 @@ def test_loop_evaluates_the_averages():
 )
 def test_loop_takes_no_nan_for_the_best_score(scores, best, patience):
     """In spaCy's loop a NaN that comes first stays the best for good: `max` can't compare it."""
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
     left, batches = iter(scores), [examples[:2]] * len(scores)
     steps = loop_over(
         nlp, TorchOptimizer(AdamW(), 0.01), batches, lambda: (next(left), {}), eval_frequency=1, patience=patience
@@ -180,9 +177,7 @@ def test_loop_calls_components_with_models_that_are_not_thincs():
         def finish_update(self, sgd):
             self.finished += 1
 
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"], shared=False)
     Language.component("foreign", func=(pipe := Pipe()))
     nlp.add_pipe("foreign")
     list(loop_over(nlp, TorchOptimizer(AdamW(), 0.01), [examples] * 3, eval_frequency=1))
@@ -253,9 +248,7 @@ def test_loop_refuses_a_component_without_params_before_it_begins():
 
 def steps_of_a_training(folder=None):
     """A training that can be given up: its steps, and a torch param of which the optimizer knows that it is frozen."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"], shared=False)
     module = torch.nn.Linear(WIDTH, WIDTH)
     tok2vec = nlp.get_pipe("tagger").model.get_ref("tok2vec")
     nlp.get_pipe("tagger").model.replace_node(tok2vec, chain(tok2vec, with_array(PyTorchWrapper(module))))
@@ -283,9 +276,8 @@ def test_loop_that_is_given_up_leaves_nothing_changed(tmp_path):
 
 
 def test_loop_shows_what_others_write_to_learning_rates():
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    nlp, examples = ready_pipeline(["tagger"], shared=False, sgd=optimizer)
 
     def before_update(nlp, args):
         if 2 <= args["step"] < 7:
@@ -302,9 +294,8 @@ def test_loop_shows_what_others_write_to_learning_rates():
 
 
 def test_loop_tells_the_writer_of_rates_the_epoch():
-    nlp = toy_pipeline(["tagger", "ner"], shared=False)
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    nlp, examples = ready_pipeline(["tagger", "ner"], shared=False, sgd=optimizer)
     options = {
         "dropout": 0.0,
         "eval_frequency": 3,

@@ -16,7 +16,7 @@ from thinc_torchopt.addons.controller.run_rules import Rules
 from thinc_torchopt.core import kernels
 from thinc_torchopt.loop import param_norms
 
-from ..models import toy_examples, toy_pipeline
+from ..models import ready_pipeline
 from ..runs import loop_over
 
 GROUPS = {"biases": {"params": ["*/b"], "learn_rate": 0.1}}
@@ -45,9 +45,7 @@ def by_component_and_group(arrays):
 
 
 def train(rule, metrics, listener, steps=4, *, algorithm="torch.AdamW.v1", at=None, **settings):
-    nlp = toy_pipeline(("tagger", "morphologizer"), shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(("tagger", "morphologizer"), shared=False)
     rules = None
     if rule is not None:
         rules = trainer_controller({"controller_metrics": metrics, "controllers": [{**RULE, "rule": rule}]})

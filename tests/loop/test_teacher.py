@@ -17,15 +17,14 @@ from thinc_torchopt.core.host import cli_util
 from thinc_torchopt.loop.filling import rules_for
 from thinc_torchopt.loop.teacher import Teacher, _digest, _needed, annotate, digest_of
 
-from ..models import toy_examples, toy_pipeline
+from ..models import ready_pipeline
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A pipeline that was not trained: what it says is odd, and the same each time."""
     path = tmp_path_factory.mktemp("teacher") / "pipeline"
-    nlp = toy_pipeline(["tagger", "parser", "ner"])
-    nlp.initialize(lambda: toy_examples(nlp, 30))
+    nlp, _ = ready_pipeline(["tagger", "parser", "ner"], n=30)
     nlp.to_disk(path)
     return path
 

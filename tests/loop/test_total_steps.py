@@ -16,11 +16,10 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ScheduleWarning, StateError
 from thinc_torchopt.core.schedules.curves import polynomial, warmup_cosine
 from thinc_torchopt.loop.data_stream import Batches, DataStream, count_steps
-from thinc_torchopt.loop.run import train_while_improving
 from thinc_torchopt.loop.setup import build
 
-from ..models import toy_examples, toy_pipeline
-from ..runs import config_for, contents, digests, run
+from ..models import ready_pipeline
+from ..runs import config_for, contents, digests, loop_over, run
 
 COSINE = {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.01, "warmup_ratio": 0.1}
 
@@ -83,9 +82,7 @@ def examples_in(batches):
 
 @pytest.mark.parametrize("stream", [Batches, DataStream, lambda batches: DataStream(batches, 2)])
 def test_total_steps_batches_that_wait_come_in_their_order(stream):
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
 
     def batches():
         random.seed(0)
@@ -110,44 +107,13 @@ def test_total_steps_wait_for_the_batch_that_ends_the_epoch():
         assert [batch for _, batch in batches] == [[i] for i in range(drawn + 1, 7)]
 
 
-@pytest.mark.parametrize(
-    ("max_epochs", "said"),
-    [
-        (0, "max_steps = 0 and max_epochs = 0, which means no limit"),
-        (-1, "max_epochs = -1, which streams the corpus"),
-    ],
-)
-def test_total_steps_refuse_a_training_without_an_end(max_epochs, said, corpus, tmp_path):
-    """Before spaCy removes the models of before. With max_steps a streamed corpus has an end."""
-    output = tmp_path / "output"
-    (output / "model-best").mkdir(parents=True)
-    (output / "model-best" / "meta.json").write_text("{}")
-    before = contents(output)
-    with pytest.raises(ConfigError, match=said + ".*Set max_steps, or give the schedule total_steps; inverse_sqrt"):
-        train(tmp_path, corpus, steps=0, training__max_epochs=max_epochs)
-    assert contents(output) == before
-    assert len(rates_in(train(tmp_path, corpus, steps=3, training__max_epochs=max_epochs))) == 4
-
-
 def test_total_steps_of_batches_of_ones_own():
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
     optimizer = TorchOptimizer(AdamW(), polynomial(0.1, 0))
-    options = {
-        "dropout": 0.1,
-        "eval_frequency": 3,
-        "accumulate_gradient": 1,
-        "patience": 0,
-        "exclude": [],
-        "annotating_components": [],
-    }
-    data = [(0, examples[:4])] * 6
 
     def rates(max_steps):
-        loop = train_while_improving(
-            nlp, optimizer, data, lambda: (0.5, {}), max_steps=max_steps, before_update=None, **options
-        )
+        settings = {"dropout": 0.1, "eval_frequency": 3, "max_steps": max_steps}
+        loop = loop_over(nlp, optimizer, [examples[:4]] * 6, lambda: (0.5, {}), **settings)
         return [info["learn_rate_default"] for _, info, _ in loop]
 
     with pytest.raises(ConfigError, match="batches that are not spaCy's own, which can't be counted"):

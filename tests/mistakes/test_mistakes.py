@@ -92,7 +92,7 @@ def prepare(folder, mistake):
         content = {"text": content} if isinstance(content, str) else content
         data = (folder / content["copy"]).read_bytes() if "copy" in content else content["text"].encode()
         data = data.decode().encode(content["encoding"]) if "encoding" in content else data
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data[: content.get("bytes")])
     rules = RULES | mistake.get("rules", {})
     (folder / "rules.yaml").write_text(

@@ -11,7 +11,6 @@ from typing import Any, Optional
 import typer
 from confection import Config
 from spacy import util
-from spacy.language import Language
 from typer import Argument as Arg
 from typer import Option as Opt
 from wasabi.printer import Printer
@@ -19,7 +18,6 @@ from wasabi.printer import Printer
 from ..addons.recipes import (
     Recipe,
     check_output,
-    choose_components,
     not_written,
     read_corpus,
     read_text,
@@ -30,12 +28,11 @@ from ..addons.recipes import (
 from ..core.config_checks import check_names
 from ..core.errors import ConfigError
 from ..core.host import cli_util
-from ..core.kinds import Kind, kind_in, survey
-from ..core.words import listed
-from ..loop.data_check import Corpus
+from ..loop.data_check import Corpus, Facts, nothing_to_learn
 from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
+from ..loop.training_check import check
 from ._command import CODE
 from ._from_pipeline import make_from
 from ._new_config import NewConfig, Wish, make
@@ -249,7 +246,7 @@ def _rewrite_all(
     check_names(overrides)
     with config_errors_shown(path):
         if "paths.train" in overrides:
-            warnings += _check_annotations(text, path, overrides)
+            warnings += _check_annotations(text, overrides)
         for recipe in recipes:
             log = log_path if recipe == recipes[-1] else None
             draft, text = rewrite(text, path, recipe, f"training/{stem}-state", overrides, log)
@@ -261,7 +258,7 @@ def _rewrite_all(
     return changes, warnings, text
 
 
-def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> list[str]:
+def _check_annotations(text: str, overrides: Mapping[str, Any]) -> list[str]:
     """Check that the new components of a config have something to learn, and what the others may forget.
 
     RETURNS (list[str]): Doubts. RAISES (ConfigError): A new component has nothing to learn.
@@ -270,39 +267,16 @@ def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> l
     if config.get("training", {}).get("max_epochs") == -1:  # a stream, of which the first texts may have none
         return []
     nlp = util.load_model_from_config(config, auto_fill=True)
-    wanted, sourced = _new_components(nlp), util.get_sourced_components(config.interpolate())
-    if not wanted and not sourced:
-        return []
-    plain_config = nlp.config.interpolate()
+    plain_config, sourced = nlp.config.interpolate(), list(util.get_sourced_components(config.interpolate()))
     with show_activity("Reading the texts"):
         examples = read_corpus(nlp, plain_config, "train_corpus", purpose="check")
-        found = survey(example.reference for example in examples)
+    train = Corpus(plain_config["training"]["train_corpus"], examples)
+    facts = Facts(nlp, plain_config, train, sourced=sourced, is_initialized=False)
+    stops = [found.text for found in check(facts, [nothing_to_learn]) if found.kind != "doubt"]
+    if stops and not plain_config["training"]["optimizer"].get("allow_untrainable"):
+        raise ConfigError(
+            f"{' '.join(stops)} For a config from these texts leave the input out: spacy torchopt init new.cfg --lang "
+            f"{nlp.lang} --paths.train {overrides['paths.train']}."
+        )
     with preserved_random():
-        train = Corpus(plain_config["training"]["train_corpus"], examples)
-        doubts = list(doubts_of_labels(nlp, plain_config, train, sourced))
-    faults = {name: fault for name, kind in wanted.items() if (fault := found.fault(kind))}
-    if not faults:
-        return doubts
-    choice = choose_components(found)
-    there = [component.kind.in_words for component in choice.components]
-    named = "the config" if str(path) == "-" else f"'{path}'"
-    reasons = [f" '{name}': {fault}." for name, fault in faults.items() if found.of(wanted[name]).texts]
-    raise ConfigError(
-        f"Can't use {named} for '{overrides['paths.train']}': it trains {listed(list(faults))}, and the texts have "
-        f"{listed(there) + ' only' if there else 'no annotations'}."
-        f"{''.join(reasons)} For a config from these texts leave the input out: spacy torchopt init new.cfg --lang "
-        f"{nlp.lang} --paths.train {overrides['paths.train']}. Or remove {'it' if len(faults) == 1 else 'them'} from "
-        "'pipeline' in [nlp]."
-    )
-
-
-def _new_components(nlp: Language) -> dict[str, Kind]:
-    """The kind of each component that learns its labels from the texts."""
-    config = nlp.config.interpolate()
-    frozen, given = config["training"]["frozen_components"], config["initialize"]["components"]
-    sourced = util.get_sourced_components(config)
-    return {
-        name: kind_in(nlp, name)
-        for name in nlp.pipe_names
-        if name not in frozen and name not in sourced and given.get(name, {}).get("labels") is None
-    }
+        return list(doubts_of_labels(nlp, plain_config, train, sourced))

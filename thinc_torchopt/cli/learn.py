@@ -119,7 +119,7 @@ def learn(
             source = LineReader(
                 None if from_stdin else stream, follows=follow, is_stopped=lambda: signals.noted is not None
             )
-            before = learner.texts
+            before = learner.progress.texts
             for row in learner.learn(source):
                 _print_row(console, row, columns)
             _tell_end(console, learner, before, output_path, signals.noted)
@@ -197,12 +197,13 @@ def _tell_start(
 ) -> None:
     if learner.goes_on:
         where = (
-            f"standard input should begin with line {learner.place.lines + 1:,}"
+            f"standard input should begin with line {learner.progress.place.lines + 1:,}"
             if from_stdin
-            else f"from line {learner.place.lines + 1:,} of the stream"
+            else f"from line {learner.progress.place.lines + 1:,} of the stream"
         )
         console.print(
-            f"Going on after {count(learner.texts, 'text')}, with the state in {output}: {where}.", soft_wrap=True
+            f"Going on after {count(learner.progress.texts, 'text')}, with the state in {output}: {where}.",
+            soft_wrap=True,
         )
     console.print(_in_columns(list(columns), columns))
     console.print(_in_columns(["-" * (width - 2) for width in columns.values()], columns))
@@ -223,8 +224,8 @@ def _told(score: float | None) -> str:
 
 def _tell_end(console: Console, learner: StreamLearner, before: int, output: Path, stopped_by: int | None) -> None:
     why = "The stream has ended" if stopped_by is None else f"Stopped by {signal.Signals(stopped_by).name}"
-    if learner.rejected:
-        texts = count(learner.rejected, "text")
+    if learner.progress.rejected:
+        texts = count(learner.progress.rejected, "text")
         console.print(f"{texts} could not be learned: {output / 'rejected.jsonl'}.", soft_wrap=True)
     if learner.teacher is not None and learner.teacher.filled.texts:
         console.print(f"Filled in by the teacher: {learner.teacher.filled.in_words()}", soft_wrap=True)
@@ -234,6 +235,6 @@ def _tell_end(console: Console, learner: StreamLearner, before: int, output: Pat
             "learned of these texts.",
             soft_wrap=True,
         )
-    learned = learner.texts - before
+    learned = learner.progress.texts - before
     done = f"{count(learned, 'text')} {'was' if learned == 1 else 'were'} learned" if learned else "no text was new"
     console.print(f"{why}: {done}. Pipeline: {output / 'model-last'}. To go on, run the same command.", soft_wrap=True)

@@ -351,25 +351,12 @@ class _StudyResult:
     def verdict(self) -> str:
         if not self.best:
             return "No trial has finished."
-        compared = self.comparison
-        if compared is None or not compared.differences:
-            name, score = f"trial {self.best[0].number}", f"{self.best[0].score:.4f}"
-            if compared is not None:
-                name = f"{'the config ' * (compared.best == compared.base)}{compared.best}"
-                score = f"{compared.means[compared.best]:.4f} with the other seed"
+        if self.comparison is None:
             return (
-                f"{name.capitalize()} has the best score, {score}. One seed can't tell a difference from chance. Try "
-                "--seeds 2 at least."
+                f"Trial {self.best[0].number} has the best score, {self.best[0].score:.4f}. One seed can't tell a "
+                "difference from chance. Try --seeds 2 at least."
             )
-        if compared.best == compared.base:
-            return "No trial is better than the config as it is, with other seeds."
-        name = compared.best
-        told = "more than chance" if compared.is_told(name) else "perhaps chance"
-        return (
-            f"The values of {name} are best: {compared.means[name]:.4f} with {compared.seeds} other seeds, against "
-            f"{compared.means[compared.base]:.4f} of the config as it is. That is {told}: differences of up to "
-            f"{compared.differences[name].margin:.4f} may be chance."
-        )
+        return self.comparison.verdict("the config as it is")
 
     def print(self, console: Console) -> None:
         states = [found.state for found in self.found]

@@ -124,14 +124,16 @@ def _class_of_block(name: str) -> type[Attachment]:
     return found
 
 
-def paths_that_may_change(attachments: Mapping[str, Attachment]) -> list[str]:
-    """The paths of blocks that may change when a run is resumed, without brackets: of these attachments, and of all
-    that have a block of their own, as a block may have been removed.
+def paths_that_may_change(attachments: Mapping[str, Attachment], block: Mapping[str, Any]) -> list[str]:
+    """The paths of blocks that may change when a run is resumed, without brackets. One that is null is as one that is
+    not there.
+
+    block (Mapping): [training.optimizer]. Its blocks count beside the attachments: some commands leave them out.
     """
     names = {name for name, attachment in attachments.items() if attachment.may_change}
     for name in _entry_points():
         with suppress(ConfigError):  # of a package that can't be loaded: this run does not use it
-            names |= {name} if _class_of_block(name).may_change else set()
+            names |= {name} if block.get(name) is None or _class_of_block(name).may_change else set()
     return [f"training.optimizer.{name}" for name in sorted(names)]
 
 

@@ -122,12 +122,21 @@ def scale_of(scaler: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return scaler._scale.clone(), scaler._growth_tracker.clone()
 
 
+def set_scale(scaler: Any, scale: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Undo `scale_of`.
+
+    SOURCE: as there.
+    """
+    scaler._scale = scale[0].to(scaler._scale.device, torch.float32, copy=True)
+    scaler._growth_tracker = scale[1].to(scaler._growth_tracker, copy=True)
+
+
 def back_off(scaler: Any, scale: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Back off from a saved scale of `scale_of`, as after an overflow.
 
     SOURCE: thinc/shims/pytorch_grad_scaler.py, `PyTorchGradScaler.unscale` and `update`.
     """
-    scaler._scale, scaler._growth_tracker = scale
+    set_scale(scaler, scale)
     scaler._found_inf = True
     scaler.update()
 

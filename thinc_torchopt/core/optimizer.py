@@ -47,7 +47,6 @@ from .params import (
     in_order,
     is_viewable,
     own_copy,
-    scaling_all_apart,
     view_of_param,
     walk_pipeline,
 )
@@ -363,7 +362,6 @@ class TorchOptimizer(Optimizer):
         with (
             self._frozen_grads.stopping(self._trained.plan.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),
-            scaling_all_apart(),
             computing_all_in(self.precision),
         ):
             yield
@@ -401,8 +399,9 @@ class TorchOptimizer(Optimizer):
                 self._trained.table.follow_renamed()
             try:
                 sees_all = getattr(self.set_grad, "__func__", None) is not TorchOptimizer.set_grad
-                self._noted.collect(self._trained.table, model, self.set_grad, self, sees_all=sees_all)
-                compute_in(self._noted.shims, self.precision)
+                self._noted.collect(
+                    self._trained.table, model, self.set_grad, self, sees_all=sees_all, precision=self.precision
+                )
                 if not self._joint:
                     self.step()
             except BaseException:

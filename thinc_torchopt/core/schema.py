@@ -64,7 +64,10 @@ def read(form: type[T], saved: Any, what: str, path: str = "") -> T:
     what (str): Its name, for errors: "the state of the guard". path (str): The path in it, if it is a part.
     RAISES (StateError): It is not of that form. (StateKeyError): Because parts are missing, or unexpected.
     """
-    found: T = _read(form, saved, what, path)
+    try:
+        found: T = _read(form, saved)
+    except _OtherForm as other:
+        refuse(what, "/".join(filter(None, (path, *other.path))), other.expected, other.found, error=other.error)
     return found
 
 
@@ -101,13 +104,8 @@ def check_names(found: Mapping[str, Any], expected: Collection[str], what: str, 
     what, path (str): As in `read`.
     RAISES (StateKeyError): It has others.
     """
-    missing, unexpected = set(expected) - found.keys(), found.keys() - set(expected)
-    if missing or unexpected:
-        differences = [
-            f"{word} {_listed(names)}" for word, names in (("without", missing), ("with", unexpected)) if names
-        ]
-        expected_text, found_text = f"a dict with {_listed(expected)}", f"one {' and '.join(differences)}"
-        refuse(what, path, expected_text, found_text, error=StateKeyError)
+    if found.keys() != set(expected):
+        refuse(what, path, *_differences(found, expected), error=StateKeyError)
 
 
 def refuse(what: str, path: str, expected: str, found: str, *, error: type[StateError] = StateError) -> NoReturn:
@@ -118,7 +116,15 @@ def refuse(what: str, path: str, expected: str, found: str, *, error: type[State
     )
 
 
-def _read(kind: Any, value: Any, what: str, path: str) -> Any:
+class _OtherForm(Exception):
+    """A value is not of its form. expected, found, error: As for `refuse`. path (list[str]): Where it is."""
+
+    def __init__(self, expected: str, found: str, error: type[StateError] = StateError):
+        self.expected, self.found, self.error = expected, found, error
+        self.path: list[str] = []
+
+
+def _read(kind: Any, value: Any) -> Any:
     quick = _quick_of(kind)
     if quick.fits(value):
         return quick.copy(value)
@@ -128,33 +134,44 @@ def _read(kind: Any, value: Any, what: str, path: str) -> Any:
     if origin in (Union, UnionType):
         kinds = tuple(one for one in args if one is not NoneType)
         if len(kinds) == 1:
-            return _read(kinds[0], value, what, path)
-    elif isinstance(kind, type) and is_dataclass(kind):
-        _check_type(value, Mapping, "a dict", what, path)
+            return _read(kinds[0], value)
+    elif origin is dict or (isinstance(kind, type) and is_dataclass(kind)):
+        if not isinstance(value, Mapping):
+            raise _OtherForm("a dict", _shown(value))
+        if not all(isinstance(key, str) for key in value):
+            raise _OtherForm("a dict with texts as keys", "one with others")
+        if origin is dict:
+            return _read_parts(dict.fromkeys(value, args[1]), value)
         parts = _kinds_of(kind)
-        check_names(value, parts, what, path)
-        found = {
-            name: quick.copy(item)
-            if (quick := _quick_of(part)).fits(item := value[name])
-            else _read(part, item, what, _below(path, name))
-            for name, part in parts.items()
-        }
-        return kind(**found)
-    elif origin is dict:
-        _check_type(value, Mapping, "a dict", what, path)
-        return {name: _read(args[1], item, what, _below(path, name)) for name, item in value.items()}
+        if value.keys() != parts.keys():
+            raise _OtherForm(*_differences(value, parts), error=StateKeyError)
+        return kind(**_read_parts(parts, value))
     elif origin in (list, tuple):
-        _check_type(value, (list, origin), "a list", what, path)
+        if not isinstance(value, (list, origin)):
+            raise _OtherForm("a list", _shown(value))
         kinds = _kinds_of_items(kind, value)
         if len(kinds) != len(value):
-            refuse(what, path, f"a list of {len(kinds)}", f"one of {len(value)}")
-        return origin(_read(kinds[i], item, what, _below(path, str(i))) for i, item in enumerate(value))
+            raise _OtherForm(f"a list of {len(kinds)}", f"one of {len(value)}")
+        return origin(_read_parts(dict(enumerate(kinds)), value).values())
     else:
         kinds = (kind,)
     limits = [_limit_of(one) for one in kinds]
     if not any(_is_a(cls, value) and limit.fits(value) for cls, limit in limits):
-        refuse(what, path, " or ".join(limit.words for _, limit in limits), _shown(value))
+        raise _OtherForm(" or ".join(limit.words for _, limit in limits), _shown(value))
     return value
+
+
+def _read_parts(kinds: Mapping[Any, Any], values: Any) -> dict[Any, Any]:
+    """Read parts by their names, or places. kinds (Mapping): The annotation of each."""
+    found = {}
+    for name, kind in kinds.items():
+        quick, value = _quick_of(kind), values[name]
+        try:
+            found[name] = quick.copy(value) if quick.fits(value) else _read(kind, value)
+        except _OtherForm as other:
+            other.path.insert(0, str(name))
+            raise
+    return found
 
 
 class _Quick(NamedTuple):
@@ -172,13 +189,13 @@ def _quick_of(kind: Any) -> _Quick:
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return _Quick(lambda value: True)
-    if kind in _LIMITS or origin is Annotated:
+    if _is_whole(kind):
         cls, limit = _limit_of(kind)
         return _Quick(lambda value: type(value) is cls and limit.fits(value))
-    if origin in (Union, UnionType) and all(one in _LIMITS or get_origin(one) is Annotated for one in args):
+    if origin in (Union, UnionType) and all(map(_is_whole, args)):
         tests = [_quick_of(one).fits for one in args]
         return _Quick(lambda value: any(test(value) for test in tests))
-    if origin is list and (args[0] in _LIMITS or get_origin(args[0]) is Annotated):
+    if origin is list and _is_whole(args[0]):
         test = _quick_of(args[0]).fits
         return _Quick(lambda value: type(value) is list and all(map(test, value)), list)
     if kind == dict[str, Any]:
@@ -186,11 +203,9 @@ def _quick_of(kind: Any) -> _Quick:
     return _Quick(lambda value: False)
 
 
-def _check_type(value: Any, cls: Any, expected: str, what: str, path: str) -> None:
-    if not isinstance(value, cls):
-        refuse(what, path, expected, _shown(value))
-    if cls is Mapping and not all(isinstance(key, str) for key in value):
-        refuse(what, path, "a dict with texts as keys", "one with others")
+def _is_whole(kind: Any) -> bool:
+    """Whether the values of an annotation have no parts."""
+    return get_origin(kind) is Annotated or (isinstance(kind, type) and not is_dataclass(kind))
 
 
 def _limit_of(kind: Any) -> tuple[Any, Limit]:
@@ -244,8 +259,11 @@ def _written(kind: Any, value: Any) -> Any:
     return value
 
 
-def _below(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
+def _differences(found: Mapping[str, Any], expected: Collection[str]) -> tuple[str, str]:
+    """The expected names, and those that differ, in words."""
+    missing, unexpected = set(expected) - found.keys(), found.keys() - set(expected)
+    differences = [f"{word} {_listed(names)}" for word, names in (("without", missing), ("with", unexpected)) if names]
+    return f"a dict with {_listed(expected)}", f"one {' and '.join(differences)}"
 
 
 def _listed(names: Collection[Any]) -> str:

@@ -19,7 +19,7 @@ from .params import NamedModel, Param, ParamTable, Pattern
 from .rates import RateWriter
 from .schema import write
 from .settings import Cascade
-from .state import WHAT, SavedState, by_name, saved_state
+from .state import SavedState, by_name, saved_state
 from .types import Key, OnGrowth, OnOutsideWrite
 from .update import FrozenGrads, GroupPlan
 
@@ -161,7 +161,7 @@ class TrainedParams:
                     param.steps = 0
         known = [param for param in self.params if not may_grow or param.name in saved.params]
         by_name.restore(self.plan, known, saved, on_growth)
-        self.writer.load(saved.learn_rates, WHAT)
+        self.writer.load(saved.learn_rates)
         self.writer.write_last_rates()
         if self.averages is not None and saved.averages is not None:
             self.averages.load_state_dict(saved.averages, self.params, shims, may_grow=may_grow)
@@ -173,7 +173,6 @@ class TrainedParams:
             warnings.warn(
                 CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3
             )
-        by_name.check_scalers(shims, saved.grad_scalers)
         by_name.check_grads(walked, saved.grads)
         return saved, walked
 

@@ -55,7 +55,6 @@ from .config_check import (
     collect_identity,
     collect_label_data,
     collect_values,
-    compare_configs,
     compare_identities,
     moved_labels,
 )
@@ -200,7 +199,7 @@ class RunCheckpoints:
         if saved is None:
             return ""
         saved.check_place(is_spacys=self._is_spacys)
-        self._load_optimizer(saved)
+        saved.load_optimizer(self._optimizer, self.folder)
         self._progress = saved.progress
         is_over = saved.progress.is_over(patience, max_steps)
         if self.stream.max_epochs != -1:  # to read a streamed corpus again may take long
@@ -246,7 +245,7 @@ class RunCheckpoints:
         if saved.late_labels:
             add_late(self._nlp, saved.late_labels)
             self._layout = layout_of(self._nlp, walk_pipeline(self._nlp))
-        if changes := self._changes(saved):
+        if changes := saved.differences(self._values, self._identity):
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(
                 changes
             )
@@ -265,11 +264,6 @@ class RunCheckpoints:
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
         check_model(self._nlp, saved.model, self._layout)
         return saved
-
-    def _changes(self, saved: SavedTraining) -> list[str]:
-        """List what differs from the saved run, one line each."""
-        changes = compare_configs(saved.values, self._values)
-        return changes + compare_identities(saved.identity, self._identity)
 
     def _about_moved_labels(self, saved: SavedTraining, names: Sequence[str]) -> str:
         """An error about labels that have other positions now, with the config that puts them back."""
@@ -331,17 +325,11 @@ class RunCheckpoints:
             walked = walk_pipeline(self._nlp)
         restore_model(self._nlp, saved.model, walked)
         restore_setup(self._nlp, saved.model, walked)
-        self._load_optimizer(saved)
+        saved.load_optimizer(self._optimizer, self.folder)
         with own_errors(f"the training in '{self.folder}'"):
             self._restore_run(saved)
             for _ in range(self._progress.step + 1):
                 next(dropouts)
-
-    def _load_optimizer(self, saved: SavedTraining) -> None:
-        try:
-            self._optimizer.load_state_dict(saved.optimizer)
-        except ConfigError as error:
-            raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
 
     def _read_past(self, saved: SavedTraining) -> None:
         if self.stream.go_on_from(saved.data, progress_bar=self.settings.progress_bar):
@@ -350,7 +338,7 @@ class RunCheckpoints:
             "The data has changed, or was used up or shuffled in place before, or its reader uses random generators "
             "other than Python's and NumPy's global ones. Restore the old data"
         )
-        if names := self._named(self._changes(saved), self._of_batches):
+        if names := self._named(saved.differences(self._values, self._identity), self._of_batches):
             cause = f"The likely cause is the change of {names}. Undo it"
         raise StateError(
             f"Can't resume in the training data: expected the same {saved.data.position} batches as in the saved run, "

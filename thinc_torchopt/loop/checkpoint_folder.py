@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from ..core.errors import CheckpointWarning, StateError, StateReadError
 from ..core.log import inform
-from ..core.schema import Count, Positive, check_version, read
+from ..core.schema import Positive, check_version, read
 from ..core.state import (
     MANIFEST,
     TENSORS,
@@ -33,11 +33,9 @@ from ..core.state import (
     read_folder,
     write_parts,
 )
-from .config_check import Identity
 from .data_stream import StreamState
-from .model_state import ModelState
+from .model_state import SavedPipeline
 from .progress import Progress
-from .random_state import RandomState
 from .run_lock import RunLock
 
 VERSION = 4
@@ -56,26 +54,19 @@ class RanksState:
 
 
 @dataclass
-class SavedTraining:
+class SavedTraining(SavedPipeline):
     """The content of a checkpoint.
 
-    values (dict): The settings that affect training.
     label_data (dict): By component, the labels at the start as [initialize.components] takes them: JSON.
     late_labels (dict): By component, the labels that came since, in order: see late_labels.py.
     performance (dict): The scores that spaCy saves with its models.
     own (dict): The user's own values, in a loop of theirs.
     """
 
-    version: Count
-    values: dict[str, str]
-    identity: Identity
     label_data: dict[str, str]
     late_labels: dict[str, list[str]]
     progress: Progress
-    optimizer: dict[str, Any]
-    model: ModelState
     data: StreamState
-    random: RandomState
     performance: dict[str, Any]
     listeners: dict[str, Any]
     ranks: RanksState | None

@@ -45,7 +45,7 @@ def collect_values(nlp: Language, attachments: Mapping[str, Attachment] = Mappin
 
     attachments (Mapping): Those of the optimizer.
     """
-    blocks = paths_that_may_change(attachments)
+    blocks = paths_that_may_change(attachments, nlp.config["training"]["optimizer"])
     values = _values(nlp, _MAY_CHANGE)
     return {
         path: value

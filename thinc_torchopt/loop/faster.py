@@ -1,12 +1,12 @@
-"""The same training in less of Python's time: texts are not copied, their annotation is read once, and the garbage
-collector does not search the corpus. No number changes, and there is no state to save.
+"""The same training in less of Python's time: texts are not copied, their annotation and wordpieces are read once, and
+the garbage collector does not search the corpus. No number changes, and there is no state to save.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from spacy.language import Language
@@ -14,7 +14,8 @@ from spacy.pipeline import EntityLinker
 from spacy.training import Example
 
 from ..core.truths import KeptExamples
-from .events import Control, EpochBegin
+from ..core.wordpieces import keep_wordpieces
+from .events import Control, EpochBegin, StepBegin
 
 # Set to "0", all is done as spaCy does it: to compare, in tests.
 SWITCH: Final = "THINC_TORCHOPT_FASTER"
@@ -36,6 +37,17 @@ class Faster:
         self._is_on = os.environ.get(SWITCH) != "0"
         self._kept = KeptExamples() if keeps else KeptExamples(at_most=0)
         self._froze = False
+        self._put_back: list[Callable[[], None]] = []
+
+    def before_run(self) -> None:
+        self._cover()
+
+    def on_step_begin(self, event: StepBegin, control: Control) -> None:
+        self._cover()  # the user's hook may have added a transformer
+
+    def _cover(self) -> None:
+        if self._is_on:
+            self._put_back += keep_wordpieces(self._nlp)
 
     def update(
         self, examples: Sequence[Example], *, exclude: Collection[str], annotates: Collection[str], **arguments: Any
@@ -46,9 +58,11 @@ class Faster:
         arguments (Any): `drop` and `losses`.
         SOURCE: spacy/language.py (3.8), `Language.update`, without what annotates, copies and finishes updates.
         """
-        nlp = self._nlp
+        nlp, texts = self._nlp, {id(example.x) for example in examples}
         called = [proc for name, proc in nlp.pipeline if name not in exclude and hasattr(proc, "update")]
-        if annotates or not examples or not self._is_on or not _is_plain(nlp) or not all(map(_leaves_texts, called)):
+        # A text that a batch has twice would be one to the transformer.
+        is_plain = self._is_on and not annotates and 0 < len(examples) == len(texts) and _is_plain(nlp)
+        if not is_plain or not all(map(_leaves_texts, called)):
             nlp.update(list(examples), sgd=False, exclude=exclude, annotates=annotates, **arguments)  # type: ignore[arg-type]
             return
         kept = self._kept.of(examples)
@@ -65,9 +79,11 @@ class Faster:
             self._froze = True
 
     def close(self) -> None:
+        for put_back in self._put_back:
+            put_back()
         if self._froze:
             gc.unfreeze()
-        self._froze = False
+        self._put_back, self._froze = [], False
 
 
 def _is_plain(nlp: Language) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -19,8 +20,9 @@ from thinc.api import Model, PyTorchShim, Shim
 from torch.nn.parameter import is_lazy
 
 from ..core.checks import own_errors
-from ..core.errors import StateError
+from ..core.errors import ConfigError, PipelineError, StateError
 from ..core.host import module_of
+from ..core.optimizer import TorchOptimizer
 from ..core.params import (
     NamedModel,
     components_with_model,
@@ -30,6 +32,9 @@ from ..core.params import (
     torch_params,
     walk_pipeline,
 )
+from ..core.schema import Count
+from .config_check import Identity, compare_configs, compare_identities
+from .random_state import RandomState
 
 
 @dataclass
@@ -47,6 +52,32 @@ class ModelState:
     attrs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     requires_grad: dict[str, list[str]] = field(default_factory=dict)
     disabled: list[str] = field(default_factory=list)
+
+
+@dataclass
+class SavedPipeline:
+    """A pipeline in training, from which a run goes on as if it had never stopped.
+
+    values (dict): The settings that affect training. identity (Identity): Vectors and labels at the start.
+    """
+
+    version: Count
+    values: dict[str, str]
+    identity: Identity
+    model: ModelState
+    optimizer: dict[str, Any]
+    random: RandomState
+
+    def differences(self, values: Mapping[str, str], identity: Identity) -> list[str]:
+        """What is different now, one line each."""
+        return compare_configs(self.values, values) + compare_identities(self.identity, identity)
+
+    def load_optimizer(self, optimizer: TorchOptimizer, folder: Path) -> None:
+        """RAISES (StateError): It is another optimizer. folder (Path): That of the state, for the error."""
+        try:
+            optimizer.load_state_dict(self.optimizer)
+        except (ConfigError, PipelineError) as error:
+            raise StateError(f"{error} The state is in '{folder}'.") from error
 
 
 def collect_model(

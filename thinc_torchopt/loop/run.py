@@ -255,7 +255,6 @@ class Run:
         """Let attachments join, and put all listeners in order."""
         max_epochs = self.batches.max_epochs
         self._faster = Faster(self.nlp, keeps=max_epochs is not None and max_epochs >= 0)
-        self._add(self._faster)
         self._log_numbers = LogNumbers()
         if self.optimizer.ops == "fastest":
             self._add(RunOps(self.nlp, self.ranks, self.optimizer.ops_threads))
@@ -270,6 +269,7 @@ class Run:
         if False in differ:
             self._add(self.ranks.same_requests("same requests at last"))
         self._add(self.models, self.checkpoints)
+        self._add(self._faster)  # last: what others put over it is put back first
 
     def _add(self, *listeners: Listener | None) -> None:
         for listener in listeners:

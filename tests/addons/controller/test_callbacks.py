@@ -20,13 +20,13 @@ from thinc_torchopt.loop.events import Control
 from thinc_torchopt.loop.saved_models import SavedModels
 
 from ...conftest import CONFIGS
+from .kit import make, part, rule
 
 PAGE = (CONFIGS.parent / "docs" / "controller.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in PAGE.split("| callback | rule | does |")[1].split("\n\n")[0].splitlines()[2:]
 ]
-STATE = {"name": "state", "class": "TrainingState"}
 
 
 def called(text):
@@ -35,25 +35,20 @@ def called(text):
     return name, eval(f"dict({arguments})")
 
 
-def controller_of(rule, does):
+def controller_of(text, does):
     """The controller of a row of the table."""
-    if " on `" not in rule:
-        name, arguments = called(rule)
+    if " on `" not in text:
+        name, arguments = called(text)
         made = registry.controller_rules.get(f"thinc-torchopt.{name}.v1")(**arguments)
         return trainer_controller(rules={"r": made}).build()
-    text, event = re.fullmatch(r"`(.*)` on `(\w+)`", rule).groups()
+    text, event = re.fullmatch(r"`(.*)` on `(\w+)`", text).groups()
     if does.startswith("`control."):
         operations, action = [], re.match(r"`(.*?)`", does)[1]
     else:
         kind, arguments = called(does)
-        operations = [{"name": "op", "class": kind, "arguments": arguments}]
+        operations = [part("op", kind, **arguments)]
         action = "op." + re.search(r"\.(should_\w+)`", does)[1]
-    content = {
-        "controller_metrics": [STATE],
-        "operations": operations,
-        "controllers": [{"name": "r", "triggers": [event], "rule": text, "operations": [action]}],
-    }
-    return trainer_controller(content).build()
+    return make(rule("r", event, text, action), operations=operations)
 
 
 def evaluations(controller, values):

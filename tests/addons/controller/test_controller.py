@@ -11,14 +11,11 @@ from thinc_torchopt.addons.controller.controller import Firing, TrainerControlle
 from thinc_torchopt.core.errors import ControllerError, StateError
 from thinc_torchopt.loop.events import Control
 
+from .kit import LOG, LOSS, NORMS, SCORES, STEP, STOP, definition, make, part, rule
 
-def define(rule="loss['loss'] < 1.0", triggers=("on_log",), operations=("hfcontrols.should_training_stop",), **more):
-    return {
-        "controller_metrics": [{"name": "loss", "class": "Loss"}],
-        "controllers": [
-            {"name": "c", "triggers": list(triggers), "rule": rule, "operations": list(operations), **more}
-        ],
-    }
+
+def define(text="loss['loss'] < 1.0", triggers="on_log", operations=("hfcontrols.should_training_stop",), **more):
+    return definition(rule("c", triggers, text, *operations, **more), metrics=[LOSS])
 
 
 def log(controller, loss, step):
@@ -27,58 +24,46 @@ def log(controller, loss, step):
     )
 
 
-def steps(controller, losses):
-    return [step for step, loss in enumerate(losses) if log(controller, loss, step)]
-
-
 def test_controller_as_in_the_docs():
-    controller = TrainerController(define())
-    firings = controller.on_event(
-        "on_log", log_history=[{"loss": 0.5, "epoch": 0.0}], epoch=0.0, global_step=0, scores=None
-    )
-    values = {"loss": {"loss": 0.5}}
-    assert firings == [
-        Firing(
-            controller="c", operation="hfcontrols", action="should_training_stop", event="on_log", step=0, values=values
-        )
-    ]
+    [firing] = log(TrainerController(define()), 0.5, 0)
+    assert firing == Firing("c", "hfcontrols", "should_training_stop", "on_log", 0, {"loss": {"loss": 0.5}})
     what = "Controller 'c' took hfcontrols.should_training_stop on on_log at step 0"
-    assert str(firings[0]) == f"{what}, with {{'loss': {{'loss': 0.5}}}}"
+    assert str(firing) == f"{what}, with {{'loss': {{'loss': 0.5}}}}"
 
 
 def test_controller_fires_for_each_action_and_logs_it(caplog):
-    definition = define(
-        operations=("control.should_save", "hfcontrols.should_log"), config={"trigger_log_level": "warning"}
+    operations = ("control.should_save", "hfcontrols.should_log")
+    controller, control = (
+        TrainerController(define(operations=operations, config={"trigger_log_level": "warning"})),
+        Control(),
     )
-    controller, control = TrainerController(definition), Control()
     firings = controller.on_event("on_log", step=4, log_history=[{"loss": 0.5}], control=control)
-    assert (
-        [firing.action for firing in firings] == ["should_save", "should_log"]
-        and control.should_save
-        and control.should_log
-    )
+    assert [firing.action for firing in firings] == ["should_save", "should_log"]
+    assert control.should_save and control.should_log
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert caplog.messages[0].startswith(
-        "Taking [should_save] action in controller [c] triggered at event [on_log] at step 4, with {'loss'"
-    )
+    said = "Taking [should_save] action in controller [c] triggered at event [on_log] at step 4, with {'loss'"
+    assert caplog.messages[0].startswith(said)
 
 
-def test_controller_cooldown_and_max_firings():
-    assert steps(TrainerController(define(cooldown=2)), [0.5] * 8) == [0, 3, 6]
-    assert steps(TrainerController(define(max_firings=2)), [0.5] * 8) == [0, 1]
-    assert steps(TrainerController(define(cooldown=2, max_firings=2)), [2, 0.5, 2, 2, 0.5, 0.5, 0.5, 0.5]) == [1, 4]
-    patience = {"patience_threshold": 1}
-    assert steps(TrainerController(define(cooldown=2, patience=patience)), [0.5] * 9) == [
-        1,
-        5,
-    ]  # at rest nothing is counted
+REST = {"patience_threshold": 1}
+RESET = {"patience_threshold": 2, "mode": "reset_on_failure"}
+UPS = [0.5, 2, 0.5, 0.5, 0.5, 2, 0.5]
 
 
-def test_controller_patience_modes():
-    losses = [0.5, 2, 0.5, 0.5, 0.5, 2, 0.5]
-    reset = {"patience_threshold": 2, "mode": "reset_on_failure"}
-    assert steps(TrainerController(define(patience=reset)), losses) == [4]
-    assert steps(TrainerController(define(patience={**reset, "mode": "no_reset_on_failure"})), losses) == [3]
+@pytest.mark.parametrize(
+    "limits, losses, fires",
+    [
+        ({"cooldown": 2}, [0.5] * 8, [0, 3, 6]),
+        ({"max_firings": 2}, [0.5] * 8, [0, 1]),
+        ({"cooldown": 2, "max_firings": 2}, [2, 0.5, 2, 2, 0.5, 0.5, 0.5, 0.5], [1, 4]),
+        ({"cooldown": 2, "patience": REST}, [0.5] * 9, [1, 5]),  # at rest nothing is counted
+        ({"patience": RESET}, UPS, [4]),
+        ({"patience": {**RESET, "mode": "no_reset_on_failure"}}, UPS, [3]),
+    ],
+)
+def test_controller_limits(limits, losses, fires):
+    controller = TrainerController(define(**limits))
+    assert [step for step, loss in enumerate(losses) if log(controller, loss, step)] == fires
 
 
 def test_controller_patience_is_counted_by_trigger():
@@ -90,18 +75,9 @@ def test_controller_patience_is_counted_by_trigger():
 
 
 def test_controller_values_in_firings_are_copies():
-    controller = TrainerController(
-        {
-            "controller_metrics": [{"name": "w", "class": "HistoryBasedMetric", "arguments": {"window_size": 5}}],
-            "controllers": [
-                {
-                    "name": "c",
-                    "triggers": ["on_log"],
-                    "rule": "len(w['training_loss']['loss']) <= w['window_size']",
-                    "operations": ["control.should_log"],
-                }
-            ],
-        }
+    controller = make(
+        rule("c", "on_log", "len(w['training_loss']['loss']) <= w['window_size']", "control.should_log"),
+        metrics=[part("w", "HistoryBasedMetric", window_size=5)],
     )
     firings = [log(controller, float(step), step)[0] for step in range(3)]
     assert [firing.values["w"]["training_loss"]["loss"] for firing in firings] == [[0.0], [0.0, 1.0], [0.0, 1.0, 2.0]]
@@ -111,10 +87,8 @@ def test_controller_skips_with_one_warning(caplog):
     controller = TrainerController(define(triggers=("on_step_end", "on_log")))
     for step in range(5):
         assert controller.on_event("on_step_end", step=step) == []
-    assert (
-        len(caplog.records) == 1
-        and "Ignoring the rule of controller [c] on on_step_end at step 0 because" in caplog.text
-    )
+    assert len(caplog.records) == 1
+    assert "Ignoring the rule of controller [c] on on_step_end at step 0 because" in caplog.text
     assert log(controller, 0.5, 5) and controller.on_event("on_step_end", step=6)
 
 
@@ -140,68 +114,36 @@ def test_controller_refuses_unknown_events_and_names_what_failed():
 
 # ---------------------------------------------------------------------- state
 
-EVERYTHING = {
-    "controller_metrics": [
-        {"name": "loss", "class": "Loss"},
-        {
-            "name": "window",
-            "class": "HistoryBasedMetric",
-            "arguments": {"window_size": 3, "source_event": "on_step_end"},
-        },
-        {"name": "logs", "class": "HistoryBasedMetric", "arguments": {"window_size": 2}},
-        {"name": "scores", "class": "EvalMetrics", "arguments": {"min_delta": 0.05}},
-        {"name": "state", "class": "TrainingState"},
-        {"name": "norms", "class": "GradNorm"},
-        {"name": "rates", "class": "LearnRates"},
+SINCE = "scores['evaluations_since_best'] >= 2 or state['best_score'] > 0.9"
+RISES = "len(window['training_loss']['loss']) == 3 and window['training_loss']['loss'][0] < loss['loss']"
+EVERYTHING = definition(
+    rule("rises", "on_step_end", RISES, LOG),
+    rule("patient", ["on_step_end", "on_log"], "loss['loss'] > 1", LOG, patience={"patience_threshold": 2}),
+    rule("stubborn", "on_step_end", "loss['loss'] > 1", LOG, patience={**RESET, "mode": "no_reset_on_failure"}),
+    rule("rests", "on_step_end", "loss['loss'] > 0.5", LOG, cooldown=3),
+    rule("rarely", ["on_step_end", "on_evaluate"], "loss['loss'] > 0.5", LOG, max_firings=3),
+    rule("best", ["on_evaluate", "on_epoch_end"], SINCE, LOG),
+    rule("logged", "on_log", "logs['training_loss']['loss'][-1] > logs['training_loss']['loss'][0]", LOG),
+    rule("steep", ["on_optimizer_step", "on_epoch_end"], "norms['total'] > 1.5 or rates['a'] > 1.5", LOG),
+    metrics=[
+        LOSS,
+        part("window", "HistoryBasedMetric", window_size=3, source_event="on_step_end"),
+        part("logs", "HistoryBasedMetric", window_size=2),
+        part("scores", "EvalMetrics", min_delta=0.05),
+        STEP,
+        NORMS,
+        part("rates", "LearnRates"),
     ],
-    "controllers": [
-        {"name": name, "triggers": triggers, "rule": rule, "operations": ["control.should_log"], **more}
-        for name, triggers, rule, more in [
-            (
-                "rises",
-                ["on_step_end"],
-                "len(window['training_loss']['loss']) == 3 and window['training_loss']['loss'][0] < loss['loss']",
-                {},
-            ),
-            ("patient", ["on_step_end", "on_log"], "loss['loss'] > 1", {"patience": {"patience_threshold": 2}}),
-            (
-                "stubborn",
-                ["on_step_end"],
-                "loss['loss'] > 1",
-                {"patience": {"patience_threshold": 2, "mode": "no_reset_on_failure"}},
-            ),
-            ("rests", ["on_step_end"], "loss['loss'] > 0.5", {"cooldown": 3}),
-            ("rarely", ["on_step_end", "on_evaluate"], "loss['loss'] > 0.5", {"max_firings": 3}),
-            (
-                "best",
-                ["on_evaluate", "on_epoch_end"],
-                "scores['evaluations_since_best'] >= 2 or state['best_score'] > 0.9",
-                {},
-            ),
-            ("logged", ["on_log"], "logs['training_loss']['loss'][-1] > logs['training_loss']['loss'][0]", {}),
-            ("steep", ["on_optimizer_step", "on_epoch_end"], "norms['total'] > 1.5 or rates['a'] > 1.5", {}),
-        ]
-    ],
-}
+)
 numbers = st.sampled_from([0.0, 0.5, 0.75, 1.0, 1.5, 2.0, float("inf"), float("nan")])
+kept = st.fixed_dictionaries
 run = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("on_step_end"),
-            st.fixed_dictionaries({"losses": st.fixed_dictionaries({"ner": numbers}), "words": st.integers(0, 50)}),
-        ),
-        st.tuples(
-            st.just("on_step_end"), st.fixed_dictionaries({"learn_rates": st.fixed_dictionaries({"a": numbers})})
-        ),
-        st.tuples(
-            st.just("on_evaluate"),
-            st.fixed_dictionaries({"scores": st.fixed_dictionaries({"f": numbers}), "score": numbers}),
-        ),
-        st.tuples(
-            st.just("on_log"),
-            st.fixed_dictionaries({"log_history": st.lists(st.fixed_dictionaries({"loss": numbers}), max_size=3)}),
-        ),
-        st.tuples(st.just("on_optimizer_step"), st.fixed_dictionaries({"grad_norm": numbers})),
+        st.tuples(st.just("on_step_end"), kept({"losses": kept({"ner": numbers}), "words": st.integers(0, 50)})),
+        st.tuples(st.just("on_step_end"), kept({"learn_rates": kept({"a": numbers})})),
+        st.tuples(st.just("on_evaluate"), kept({"scores": kept({"f": numbers}), "score": numbers})),
+        st.tuples(st.just("on_log"), kept({"log_history": st.lists(kept({"loss": numbers}), max_size=3)})),
+        st.tuples(st.just("on_optimizer_step"), kept({"grad_norm": numbers})),
         st.tuples(st.just("on_epoch_end"), st.just({})),
     ),
     max_size=25,
@@ -209,15 +151,11 @@ run = st.lists(
 
 
 def play(controller, events, first=0):
-    return [
-        [
-            repr(firing)
-            for firing in controller.on_event(
-                event, step=step, epoch=step // 5, seconds=float(step), **copy.deepcopy(payload)
-            )
-        ]
-        for step, (event, payload) in enumerate(events, first)
-    ]
+    found = []
+    for step, (event, payload) in enumerate(events, first):
+        told = {"step": step, "epoch": step // 5, "seconds": float(step), **copy.deepcopy(payload)}
+        found.append(list(map(repr, controller.on_event(event, **told))))
+    return found
 
 
 @given(run, st.integers(0, 25))
@@ -283,52 +221,38 @@ def test_controller_state_that_is_damaged_changes_nothing(break_it):
 
 
 def test_controller_state_of_a_definition_that_has_changed(caplog):
-    old = TrainerController(define(patience={"patience_threshold": 1}))
+    old, same = (TrainerController(define(patience=REST)) for _ in range(2))
+    changed = TrainerController(define("loss['loss'] < 2.0", patience=REST))
     log(old, 0.5, 0)
-    same, changed = (
-        TrainerController(define(patience={"patience_threshold": 1})),
-        TrainerController(define("loss['loss'] < 2.0", patience={"patience_threshold": 1})),
-    )
     same.load_state_dict(old.state_dict())
     assert not caplog.records and log(same, 0.5, 1)
     changed.load_state_dict(old.state_dict())
-    assert (
-        "Not restored, because the controller definition has changed" in caplog.text and "controller c" in caplog.text
-    )
+    assert "because the controller definition has changed since the state was saved: controller c." in caplog.text
     assert not log(changed, 0.5, 1) and log(changed, 0.5, 2)
 
 
 def test_controller_state_over_a_metric_that_has_changed(caplog):
     """What was measured by the old metric is no measure for the new one."""
+    patient = {"patience": {"patience_threshold": 9}}
 
-    def make(exclude):
-        return TrainerController(
-            {
-                "controller_metrics": [
-                    {"name": "loss", "class": "Loss", "arguments": {"exclude": exclude}},
-                    {"name": "scores", "class": "EvalMetrics"},
-                    {"name": "low", "class": "Best", "arguments": {"of": "loss['loss']", "mode": "min"}},
-                    {"name": "lately", "class": "Window", "arguments": {"of": "loss['loss']", "size": 3}},
-                    {"name": "span", "class": "Window", "arguments": {"of": "lately['max'] - low['value']", "size": 1}},
-                    {"name": "high", "class": "Best", "arguments": {"of": "scores['score']", "mode": "max"}},
-                ],
-                "controllers": [
-                    {
-                        "name": name,
-                        "triggers": ["on_step_end"],
-                        "rule": rule,
-                        "operations": ["control.should_training_stop"],
-                        "patience": {"patience_threshold": 9},
-                    }
-                    for name, rule in (("high_loss", "loss['loss'] > 2 * low['value']"), ("good", "high['value'] > 0"))
-                ],
-            }
+    def measured(*exclude):
+        return make(
+            rule("high_loss", "on_step_end", "loss['loss'] > 2 * low['value']", STOP, **patient),
+            rule("good", "on_step_end", "high['value'] > 0", STOP, **patient),
+            metrics=[
+                part("loss", "Loss", exclude=list(exclude)),
+                SCORES,
+                part("low", "Best", of="loss['loss']", mode="min"),
+                part("lately", "Window", of="loss['loss']", size=3),
+                part("span", "Window", of="lately['max'] - low['value']", size=1),
+                part("high", "Best", of="scores['score']", mode="max"),
+            ],
         )
 
     def step(controller, number):
         controller.on_event("on_step_end", step=number, losses={"ner": 1.0, "parser": 9.0 - number})
 
-    old, new = make(["parser"]), make([])
+    old, new = measured("parser"), measured()
     old.on_event("on_evaluate", step=0, scores={}, score=0.9)
     for number in range(4):
         step(old, number)

@@ -16,6 +16,7 @@ from thinc_torchopt.addons.controller.operations import Operation, register_oper
 from thinc_torchopt.core.errors import ConfigError, ControllerError
 from thinc_torchopt.loop.events import COMMON, EVENTS
 
+from .kit import LOG, definition, make, part, rule
 from .limits import measured
 
 GOOD = {
@@ -55,16 +56,15 @@ controllers:
 
 def changed(path, value):
     """GOOD with another value at a path; `del` takes it away."""
-    definition = copy.deepcopy(GOOD)
+    content = place = copy.deepcopy(GOOD)
     *parents, last = path
-    place = definition
     for key in parents:
         place = place[key]
     if value == del_:
         del place[last]
     else:
         place[last] = value
-    return definition
+    return content
 
 
 # Five times five times five ... letters.
@@ -76,7 +76,7 @@ BOMB = b"a: &a [x, x, x, x, x]\n" + b"\n".join(
 MERGED = [b"a%d: &a%d {<<: [%s]}" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 10)) for i in range(1, 20)]
 
 del_ = "(taken away)"
-M_ARGUMENTS = "controller_metrics[0].arguments"
+M_ARGUMENTS, ACTION = "controller_metrics[0].arguments", "controllers[0].operations[0]"
 C = ("controllers", 0)
 M = ("controller_metrics", 0)
 O = ("operations", 0)  # noqa: E741
@@ -123,9 +123,8 @@ def test_definition_names_that_are_none(section, name):
 
 def test_definition_may_leave_optional_parts_empty():
     """As in the framework: no patience, no settings, no metrics and operations of its own."""
-    content = {"controller_metrics": None, "operations": []}
-    controller = {"name": "c", "triggers": ["on_log"], "rule": "True", "operations": ["control.should_log"]}
-    found = TrainerController(content | {"controllers": [controller | {"patience": None, "config": None}]})
+    one = rule("c", "on_log", "True", LOG, patience=None, config=None)
+    found = TrainerController({"controller_metrics": None, "operations": [], "controllers": [one]})
     assert [firing.step for firing in found.on_event("on_log", step=3)] == [3]
 
 
@@ -139,10 +138,10 @@ def test_definition_action_without_a_name():
 
     assert TestNameless().actions() == ["should_do"]
     register_operation_handlers([TestNameless])
-    definition = changed((*O,), {"name": "lr", "class": "TestNameless"})
-    definition["controllers"][0]["operations"] = ["lr.should_"]
+    content = changed((*O,), {"name": "lr", "class": "TestNameless"})
+    content["controllers"][0]["operations"] = ["lr.should_"]
     with pytest.raises(ControllerError, match=r"operations\[0\]: expected an action of 'lr', found .*should_do"):
-        TrainerController(definition)
+        TrainerController(content)
 
 
 @pytest.mark.parametrize(
@@ -186,23 +185,13 @@ def test_definition_action_without_a_name():
         (
             (*C, "operations"),
             ["lr"],
-            "controllers[0].operations[0]",
+            ACTION,
             "an action of 'lr', found ''. It has: should_cut, should_raise, should_set",
         ),
-        ((*C, "operations"), ["lr.should_go"], "controllers[0].operations[0]", "an action of 'lr'"),
-        ((*C, "operations"), ["lr.should_set"], "controllers[0].operations[0]", "the argument 'rate'"),
-        (
-            (*C, "operations"),
-            ["rl.should_cut"],
-            "controllers[0].operations[0]",
-            "Operations are control, hfcontrols, lr",
-        ),
-        (
-            (*C, "operations"),
-            ["control.should_log"],
-            "operations[0]",
-            "no controller uses the operation 'lr'",
-        ),
+        ((*C, "operations"), ["lr.should_go"], ACTION, "an action of 'lr'"),
+        ((*C, "operations"), ["lr.should_set"], ACTION, "the argument 'rate'"),
+        ((*C, "operations"), ["rl.should_cut"], ACTION, "Operations are control, hfcontrols, lr"),
+        ((*C, "operations"), ["control.should_log"], "operations[0]", "no controller uses the operation 'lr'"),
         ((*C, "operations"), "lr.should_cut", "controllers[0].operations", "a list of at least one text"),
         ((*C, "operations"), del_, "controllers[0]", "the key 'operations'"),
         ((*C, "operations"), [], "controllers[0].operations", "at least one text, found []"),
@@ -242,23 +231,20 @@ def test_definition_faults_have_a_place_and_a_reason(path, value, place, reason)
 
 @pytest.mark.parametrize("section", ["controller_metrics", "operations", "controllers"])
 def test_definition_names_are_unique(section):
-    definition = changed((section,), [*GOOD[section], *GOOD[section]])
+    twice = changed((section,), [*GOOD[section], *GOOD[section]])
     with pytest.raises(ControllerError, match=rf"{section}\[1\].name: the name .* is used twice"):
-        TrainerController(definition)
+        TrainerController(twice)
 
 
 def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
-    definition = {
-        "controller_metrics": [{"name": "a", "class": "Nope"}, {"name": "b", "class": "Loss", "arguments": {"x": 1}}],
-        "operations": [{"name": "o", "class": "FreezeControl"}],
-        "controllers": [
-            {"name": "c", "triggers": ["on_nothing"], "rule": "a > 1 and b > 1", "operations": ["o.should_freeze"]},
-            {"name": "c", "triggers": ["on_log"], "rule": "a and 1", "operations": ["nope.x"], "cooldown": "x"},
-        ],
-        "more": 1,
-    }
+    content = definition(
+        rule("c", "on_nothing", "a > 1 and b > 1", "o.should_freeze"),
+        rule("c", "on_log", "a and 1", "nope.x", cooldown="x"),
+        metrics=[part("a", "Nope"), part("b", "Loss", x=1)],
+        operations=[part("o", "FreezeControl")],
+    )
     path = tmp_path / "bad.json"
-    path.write_text(json.dumps(definition))
+    path.write_text(json.dumps(content | {"more": 1}))
     with pytest.raises(ControllerError) as caught:
         TrainerController(path)
     first, *faults = str(caught.value).splitlines()
@@ -302,21 +288,16 @@ def test_definition_of_the_record_runs_to_the_letter(tmp_path):
 
 def test_definition_names_of_metrics_may_have_hyphens():
     """A rule writes them as _, as do windows, and `values`: there, a-b is a subtraction."""
-    metrics = [
-        {"name": "training-loss", "class": "Loss"},
-        {"name": "a-b", "class": "Window", "arguments": {"of": "training_loss['loss']", "size": 1}},
-    ]
-    rule = {"name": "r", "triggers": ["on_step_end"], "operations": ["control.should_log"]}
-    content = {"controller_metrics": metrics, "controllers": [{**rule, "rule": "training_loss.loss - a_b.first == 0"}]}
-    controller = TrainerController(content)
+    metrics = [part("training-loss", "Loss"), part("a-b", "Window", of="training_loss['loss']", size=1)]
+    controller = make(rule("r", "on_step_end", "training_loss.loss - a_b.first == 0", LOG), metrics=metrics)
     assert controller.on_event("on_step_end", step=0, losses={"ner": 0.5})
     assert list(controller.values) == ["training_loss", "a_b"]
-    for metrics, text, reason in (
-        ([{"name": "a-b", "class": "Loss"}], "a-b > 1", "the name of a metric .*a_b.*, found 'a'"),
-        ([{"name": "a-b", "class": "Loss"}, {"name": "a_b", "class": "Loss"}], "True", "'a_b' is used twice"),
+    for names, text, reason in (
+        (["a-b"], "a-b > 1", "the name of a metric .*a_b.*, found 'a'"),
+        (["a-b", "a_b"], "True", "'a_b' is used twice"),
     ):
         with pytest.raises(ControllerError, match=reason):
-            TrainerController({"controller_metrics": metrics, "controllers": [{**rule, "rule": text}]})
+            make(rule("r", "on_step_end", text, LOG), metrics=[part(name, "Loss") for name in names])
 
 
 @pytest.mark.parametrize(
@@ -394,9 +375,7 @@ def test_definition_faults_are_short():
     names = [f"{'metric' * 10}{i}" for i in range(900)]
     controllers = [GOOD["controllers"][0] | {"name": f"c{i}", "rule": "nope > 1"} for i in range(25)]
     with pytest.raises(ControllerError) as caught:
-        TrainerController(
-            {"controller_metrics": [{"name": name, "class": "Loss"} for name in names], "controllers": controllers}
-        )
+        make(*controllers, metrics=[part(name, "Loss") for name in names])
     assert len(str(caught.value)) < 25_000
 
 
@@ -419,18 +398,13 @@ def own_metric(events, arguments, **attributes):
 
 def with_own(own):
     """A definition with such a metric."""
-    rule = {"name": "r", "triggers": ["on_step_end"], "rule": "own > 0", "operations": ["control.should_log"]}
-    return {"controller_metrics": [{"name": "own", "class": own}], "controllers": [rule]}
+    return definition(rule("r", "on_step_end", "own > 0", LOG), metrics=[part("own", own)])
 
 
 @pytest.mark.parametrize(
     "events, arguments, reason",
     [
-        (
-            ["on_evaluate"],
-            "metric=None",
-            r"its compute\(\) .*scores, score, dev_losses, .*learn_rates.*found 'metric'",
-        ),
+        (["on_evaluate"], "metric=None", r"its compute\(\) .*scores, score, dev_losses, .*learn_rates.*found 'metric'"),
         (["on_step_end", "on_epoch_end"], "*, scores", r"losses, batch_words, .*step.*found 'scores'"),
         (["on_save"], "*, stepp=0", "Did you mean 'step'?"),
     ],
@@ -457,9 +431,8 @@ def test_definition_refuses_actions_with_names_that_no_event_carries():
         def should_tell(self, *, metric=None, **kwargs):
             pass
 
-    rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "True", "operations": ["own.should_tell"]}
     with pytest.raises(ControllerError, match=r"scores.*found 'metric'"):
-        TrainerController({"operations": [{"name": "own", "class": Own}], "controllers": [rule]})
+        make(rule("r", "on_evaluate", "True", "own.should_tell"), operations=[part("own", Own)])
 
 
 def test_definition_needs_no_spacy():

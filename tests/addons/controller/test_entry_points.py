@@ -7,7 +7,7 @@ import pytest
 
 from ...forks import python
 from ...spacy_cli import flags_of
-from .test_training import STEP, config_for, definition, rule
+from .kit import STEP, config_for, definition, rule
 
 MODULE = """
 from pathlib import Path

@@ -21,10 +21,10 @@ from thinc_torchopt.core.errors import ControllerError
 from thinc_torchopt.loop.dev_loss import DevLosses, untouched
 from thinc_torchopt.loop.random_state import preserved_random
 
-from ...models import LISTENER, TOK2VEC, WIDTH, params_of, same, toy_examples, toy_pipeline
-from .test_training import STEP, config_for, definition, firings, rule, run, same_params
+from ...models import LISTENER, TOK2VEC, WIDTH, params_of, ready_pipeline, same, toy_examples, toy_pipeline
+from .kit import LOG, STEP, STOP, config_for, definition, firings, make, part, rule, run, same_params
 
-EVAL_LOSS = {"name": "dev", "class": "EvalLoss"}
+EVAL_LOSS = part("dev", "EvalLoss")
 
 
 @registry.architectures("test-eval-loss.Tok2Vec.v1")
@@ -47,9 +47,8 @@ def make_pipeline(steps):
     nlp = spacy.blank("en")
     nlp.add_pipe("tok2vec", config={"model": SHARED_TOK2VEC})
     for name in ("tagger", "parser", "ner"):
-        nlp.add_pipe(
-            name, config={"model": {"tok2vec": LISTENER}} | ({"min_action_freq": 1} if name == "parser" else {})
-        )
+        more = {"min_action_freq": 1} if name == "parser" else {}
+        nlp.add_pipe(name, config={"model": {"tok2vec": LISTENER}, **more})
     examples = toy_examples(nlp, 30)
     nlp.initialize(lambda: examples)
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
@@ -61,8 +60,7 @@ def make_pipeline(steps):
     def reader():
         return lambda nlp: iter(examples)
 
-    nlp.config["corpora"]["dev"] = {"@readers": "test-eval-loss.Examples.v1"}
-    nlp.config["corpora"]["train"] = {"@readers": "test-eval-loss.Examples.v1"}
+    nlp.config["corpora"] |= {key: {"@readers": "test-eval-loss.Examples.v1"} for key in ("dev", "train")}
     return nlp, optimizer, examples
 
 
@@ -106,9 +104,7 @@ def test_eval_loss_leaves_out_labels_that_the_training_data_has_not(kind):
 @pytest.mark.parametrize("place", ["before ner", "after ner", "fails"])
 def test_eval_loss_leaves_out_labels_of_a_ruler(place, monkeypatch):
     """Those that it has set in no text of the training data: spaCy would add them to the NER."""
-    nlp = toy_pipeline(["ner"])
-    examples = toy_examples(nlp, 4)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["ner"], n=4)
     ruler = nlp.add_pipe("entity_ruler", before=None if place == "after ner" else "ner")
     dev_losses = DevLosses(nlp, TorchOptimizer(AdamW(), 0.01), (), ["entity_ruler"], examples=examples)
     expected = dev_losses()
@@ -126,10 +122,7 @@ def test_eval_loss_leaves_out_labels_of_a_ruler(place, monkeypatch):
 
 def everything(nlp):
     """Whatever a pass could change: the objects and their values."""
-    found = {
-        "random": (random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()),
-        "random torch": torch.get_rng_state().tolist(),
-    }
+    found = {"random": (random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist())}
     for name, proc in nlp.pipeline:
         for i, node in enumerate(proc.model.walk()):
             plain = (float, int, str, bool, set, list, dict)
@@ -144,10 +137,8 @@ def everything(nlp):
                 module = shim._model
                 tensors = {key: (id(tensor), tensor.tolist()) for key, tensor in module.named_buffers()}
                 grads = {key: param.grad for key, param in module.named_parameters()}
-                known["torch"] = (
-                    tensors,
-                    {key: grad if grad is None else (id(grad), grad.tolist()) for key, grad in grads.items()},
-                )
+                grads = {key: grad if grad is None else (id(grad), grad.tolist()) for key, grad in grads.items()}
+                known["torch"] = tensors, grads
                 known["scaler"] = {key: repr(value) for key, value in vars(shim._grad_scaler).items()}
                 known["modules"] = [(part.training, getattr(part, "p", None)) for part in module.modules()]
             found[f"{name}/{i}/{node.name}"] = known
@@ -200,13 +191,8 @@ def test_eval_loss_leaves_everything_as_it_was(grads):
     assert [example.predicted.to_bytes() for example in examples] == docs
     nlp.update(examples, drop=0.1, sgd=False)  # an update like any other does leave something
     changed = everything(nlp)
-    assert {
-        key
-        for known, other in zip(before.values(), changed.values())
-        if isinstance(known, dict)
-        for key in known
-        if known[key] != other[key]
-    } >= {"grads", "torch", "attrs"}
+    pairs = [pair for pair in zip(before.values(), changed.values()) if isinstance(pair[0], dict)]
+    assert {key for known, other in pairs for key in known if known[key] != other[key]} >= {"grads", "torch", "attrs"}
     assert changed["random"] != before["random"]
 
 
@@ -309,10 +295,8 @@ def test_eval_loss_as_a_metric():
         asked.append(at_most)
         return {"losses": {"ner": numpy.float32(6.0), "tok2vec": 9.0, "tagger": 3.0}, "words": 30, "examples": 3}
 
-    rules = definition(
-        rule("low", "on_evaluate", 'dev["per_word"] < 0.5 and dev["components"]["ner"] == 6', "control.should_log"),
-        metrics=[EVAL_LOSS, {**EVAL_LOSS, "name": "part", "arguments": {"max_examples": 8, "exclude": []}}],
-    )
+    low = rule("low", "on_evaluate", 'dev["per_word"] < 0.5 and dev["components"]["ner"] == 6', LOG)
+    rules = definition(low, metrics=[EVAL_LOSS, part("part", "EvalLoss", max_examples=8, exclude=[])])
     controller = TrainerController(rules)
     assert controller.on_event("on_evaluate", step=4, epoch=1, dev_losses=dev_losses)
     assert asked == [None, 8] and controller.reads("on_evaluate") == {"dev_losses"}
@@ -320,17 +304,17 @@ def test_eval_loss_as_a_metric():
         "loss": 9.0,
         "per_word": 0.3,
         "per_example": 3.0,
-        "components": {"ner": 6.0, "tok2vec": 9.0, "tagger": 3.0},
-        "components_per_word": {"ner": 0.2, "tok2vec": 0.3, "tagger": 0.1},
         "words": 30,
         "examples": 3,
         "epoch": 1.0,
         "step": 4,
+        "components": {"ner": 6.0, "tok2vec": 9.0, "tagger": 3.0},
+        "components_per_word": {"ner": 0.2, "tok2vec": 0.3, "tagger": 0.1},
     }
     assert controller.values["part"]["loss"] == 18.0
     assert not TrainerController(rules).on_event("on_evaluate", step=4, scores={})  # a log tells none
     with pytest.raises(ControllerError, match="max_examples"):
-        TrainerController(definition(metrics=[{**EVAL_LOSS, "arguments": {"max_examples": 0}}]))
+        make(metrics=[part("dev", "EvalLoss", max_examples=0)])
 
 
 def prepared(folder, corpus, rules, **more):
@@ -359,9 +343,7 @@ PARSER = {
 
 
 def test_eval_loss_changes_nothing_in_a_training(corpus, tmp_path):
-    rules = definition(
-        rule("never", "on_evaluate", 'dev["per_word"] < 0', "control.should_training_stop"), metrics=[EVAL_LOSS]
-    )
+    rules = definition(rule("never", "on_evaluate", 'dev["per_word"] < 0', STOP), metrics=[EVAL_LOSS])
     told, infos, _ = run(prepared(tmp_path / "with", corpus, rules))
     plain, others, _ = run(prepared(tmp_path / "without", corpus, None))
     assert same_params(told, plain)
@@ -371,12 +353,10 @@ def test_eval_loss_changes_nothing_in_a_training(corpus, tmp_path):
 
 def test_eval_loss_stops_a_training(corpus, tmp_path):
     rules = definition(
-        rule(
-            "low", "on_evaluate", 'dev["examples"] == 7 and 0 < dev["per_word"] < 2.3', "control.should_training_stop"
-        ),
+        rule("low", "on_evaluate", 'dev["examples"] == 7 and 0 < dev["per_word"] < 2.3', STOP),
         rule("each", "on_evaluate", 'state["step"] >= 0', "note.should_log"),
-        metrics=[STEP, {**EVAL_LOSS, "arguments": {"max_examples": 7}}],
-        operations=[{"name": "note", "class": "LogControl", "arguments": {"log_format": "{dev/per_word:.3f}"}}],
+        metrics=[STEP, part("dev", "EvalLoss", max_examples=7)],
+        operations=[part("note", "LogControl", log_format="{dev/per_word:.3f}")],
     )
     _, infos, _ = run(prepared(tmp_path, corpus, rules))
     assert firings(infos)[-1][1] in ("low", "each") and "low" in [name for _, name, _ in firings(infos)]

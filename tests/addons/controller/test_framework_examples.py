@@ -5,194 +5,99 @@ looks at the loss on the development data, these look at a score, and losses are
 """
 
 import json
-import re
 from itertools import islice, pairwise
 from types import SimpleNamespace
 
 import pytest
 import spacy
-import srsly
 from spacy.tokens import DocBin
 
 from ...conftest import SHARED, needs_corpora
 from ...spacy_cli import train
-from .test_training import config_for
+from .kit import LOSS, STEP, config_for, definition, part, rule
 
 pytestmark = needs_corpora
 
-WINDOW = "controller_metrics: [{name: window, class: HistoryBasedMetric, arguments: {window_size: 1}}]"
-STATE = "{name: state, class: TrainingState}"
 BELOW = """len(window["training_loss"]["loss"]) == window["window_size"]
-      and window["training_loss"]["loss"][0] < 110 and window["training_loss"]["epoch"][0] > 1"""
+and window["training_loss"]["loss"][0] < 110 and window["training_loss"]["epoch"][0] > 1"""
+DECREASES_NOT = """len(window["training_loss"]["loss"]) == window["window_size"]
+and window["training_loss"]["loss"][0] < window["training_loss"]["loss"][-1]"""
+SCORED = """len(window["metrics"]) > 0 and window["metrics"]["tag_acc"][-1]"""
 
-# By name: definition, on which event it stops the training, and when: by what the run is at then.
+
+def window(size):
+    return part("window", "HistoryBasedMetric", window_size=size)
+
+
+def stop(event, text, *metrics, **more):
+    """A definition that stops the training. The text of a rule may have several lines."""
+    stops = rule("stop", event, text.replace("\n", " "), "hfcontrols.should_training_stop", **more)
+    return definition(stops, metrics=metrics)
+
+
+def at_level(level):
+    return {"config": {"trigger_log_level": level}}
+
+
+EVALS = part("evalmetric", "EvalMetrics")
+LAST_LOSS = 'window["training_loss"]["loss"][-1]'
+# By name: definition, and when it stops the training: by what the run is at then.
 STOPS = {
-    "loss": (
-        """
-controller_metrics: [{name: loss, class: Loss}]
-controllers:
-  - {name: stop, triggers: [on_log], rule: 'loss["loss"] < 130.0', operations: [hfcontrols.should_training_stop]}
-""",
-        "on_log",
-        lambda run: run.logged[-1] < 130,
-    ),
+    "loss": (stop("on_log", 'loss["loss"] < 130.0', LOSS), lambda run: run.logged[-1] < 130),
     "thresholded-training-loss": (
-        f"""
-{WINDOW}
-controllers:
-  - name: stop
-    triggers: [on_log]
-    rule: window["training_loss"]["loss"][-1] > 250
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_log",
+        stop("on_log", f"{LAST_LOSS} > 250", window(1)),
         lambda run: run.logged[-1] > 250,
     ),
     "non-decreasing-training-loss": (
-        f"""
-{WINDOW.replace("1", "5")}
-controllers:
-  - name: stop
-    triggers: [on_log]
-    rule: >
-      len(window["training_loss"]["loss"]) == window["window_size"]
-      and window["training_loss"]["loss"][0] < window["training_loss"]["loss"][-1]
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_log",
+        stop("on_log", DECREASES_NOT, window(5)),
         lambda run: len(run.logged) >= 5 and run.logged[-5] < run.logged[-1],
     ),
     "epoch-level-training-loss": (
-        f"""
-controller-metrics: [{STATE}, {{name: window, class: HistoryBasedMetric, arguments: {{window_size: 1}}}}]
-controllers:
-  - name: stop
-    triggers: [on_epoch_end]
-    rule: window["training_loss"]["loss"][-1] > 2 and state["epoch"] > 1
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_epoch_end",
+        stop("on_epoch_end", f'{LAST_LOSS} > 2 and state["epoch"] > 1', STEP, window(1)),
         lambda run: run.logged[-1] > 2 and run.epoch > 1,
     ),
     "epoch-level-training-loss-below-threshold": (
-        f"""
-{WINDOW}
-controllers:
-  - name: stop
-    triggers: [on_log]
-    rule: >
-      {BELOW}
-    config: {{trigger_log_level: info}}
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_log",
+        stop("on_log", BELOW, window(1), **at_level("info")),
         lambda run: run.logged[-1] < 110 and run.epochs[-1] > 1,
     ),
     # Of the step before: the window is filled by on_log, which comes later.
     "epoch-level-training-loss-below-threshold-log-config": (
-        f"""
-{WINDOW}
-controllers:
-  - name: stop
-    triggers: [on_step_end]
-    rule: >
-      {BELOW}
-    config: {{trigger_log_level: warning}}
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_step_end",
+        stop("on_step_end", BELOW, window(1), **at_level("warning")),
         lambda run: run.logged != [] and run.logged[-1] < 110 and run.epochs[-1] > 1,
     ),
     "epoch-level-eval-loss": (
-        f"""
-controller_metrics: [{STATE}, {{name: window, class: HistoryBasedMetric, arguments: {{window_size: 1}}}}]
-controllers:
-  - name: stop
-    triggers: [on_epoch_end]
-    rule: len(window["metrics"]) > 0 and window["metrics"]["tag_acc"][-1] < 0.9 and state["epoch"] > 0
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_epoch_end",
+        stop("on_epoch_end", f'{SCORED} < 0.9 and state["epoch"] > 0', STEP, window(1)),
         lambda run: run.scores != [] and run.scores[-1] < 0.9 and run.epoch > 0,
     ),
     "epoch-level-eval-loss-patience": (
-        f"""
-{WINDOW.replace("1", "2")}
-controllers:
-  - name: stop
-    triggers: [on_epoch_end]
-    rule: len(window["metrics"]) > 0 and window["metrics"]["tag_acc"][-1] < 0.95
-    patience: {{patience_threshold: 2}}
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_epoch_end",
+        stop("on_epoch_end", f"{SCORED} < 0.95", window(2), patience={"patience_threshold": 2}),
         lambda run: run.epoch == 2 and run.scores[-1] < 0.95,  # the third time
     ),
     "epoch-level-eval-loss-below-threshold": (
-        f"""
-controller_metrics: [{STATE}, {{name: evalmetric, class: EvalMetrics}}]
-controllers:
-  - name: stop
-    triggers: [on_epoch_end]
-    rule: evalmetric['tag_acc'] > 0.5 and state["epoch"] > 0
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_epoch_end",
+        stop("on_epoch_end", "evalmetric['tag_acc'] > 0.5 and state[\"epoch\"] > 0", STEP, EVALS),
         lambda run: run.scores[-1] > 0.5 and run.epoch > 0,
     ),
     "eval_metrics": (
-        f"""
-controller-metrics: [{STATE}, {{name: evalmetric, class: EvalMetrics}}]
-controllers:
-  - name: stop
-    triggers: [on_log]
-    rule: state['epoch'] > 1 and evalmetric['tag_acc'] > 0.5
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_log",
+        stop("on_log", "state['epoch'] > 1 and evalmetric['tag_acc'] > 0.5", STEP, EVALS),
         lambda run: run.epoch > 1 and run.scores[-1] > 0.5,
     ),
-    "on-save": (
-        f"""
-controller_metrics: [{STATE}]
-controllers:
-  - name: stop
-    triggers: [on_save]
-    rule: state["epoch"] >= 0.5
-    operations: [hfcontrols.should_training_stop]
-""",
-        "on_save",
-        lambda run: run.epoch >= 0.5,
-    ),
+    "on-save": (stop("on_save", 'state["epoch"] >= 0.5', STEP), lambda run: run.epoch >= 0.5),
 }
 # Two that log, and go on. The framework's formats look up with brackets.
-LOGS = f"""
-controller_metrics:
-  - {STATE}
-  - {{name: training_loss, class: Loss}}
-  - {{name: per_process_state, class: PerProcessState}}
-operations:
-  - name: on_each_log
-    class: LogControl
-    arguments:
-      log_format: 'Epoch: {{state/epoch:.0f}}, Step: {{state/global_step}}, Rank: {{per_process_state/rank}},
-        loss = {{training_loss/loss:.3f}}'
-      log_level: info
-  - name: on_each_save
-    class: LogControl
-    arguments: {{log_format: 'Saved at step {{state/global_step}} in {{path}}', log_level: warning}}
-  - name: on_each_step
-    class: LogControl
-    arguments: {{log_format: 'This is [{{event_name}}] => {{state}}', log_level: WARNING}}
-controllers:
-  - {{name: logged, triggers: [on_log], rule: training_loss != None, operations: [on_each_log.should_log]}}
-  - {{name: saved, triggers: [on_save], rule: 'True', operations: [on_each_save.should_log]}}
-  - name: final
-    triggers: [on_save]
-    rule: 'state["is_final"] == True'
-    operations: [on_each_save.should_log]
-  - {{name: steps, triggers: [on_step_end], rule: 'True', operations: [on_each_step.should_log]}}
-"""
+LOSS_LINE = "Epoch: {state/epoch:.0f}, Step: {state/global_step}, Rank: {process/rank}, loss = {training_loss/loss:.3f}"
+SAVED_LINE = "Saved at step {state/global_step} in {path}"
+LOGS = definition(
+    rule("logged", "on_log", "training_loss != None", "on_each_log.should_log"),
+    rule("saved", "on_save", "True", "on_each_save.should_log"),
+    rule("final", "on_save", 'state["is_final"] == True', "on_each_save.should_log"),
+    rule("steps", "on_step_end", "True", "on_each_step.should_log"),
+    metrics=[STEP, part("training_loss", "Loss"), part("process", "PerProcessState")],
+    operations=[
+        part("on_each_log", "LogControl", log_format=LOSS_LINE, log_level="info"),
+        part("on_each_save", "LogControl", log_format=SAVED_LINE, log_level="warning"),
+        part("on_each_step", "LogControl", log_format="This is [{event_name}] => {state}", log_level="WARNING"),
+    ],
+)
 STEPS = 30
 
 
@@ -201,22 +106,19 @@ def treebank(tmp_path_factory):
     """A few documents of the treebank, so that they are read in no time."""
     folder, vocab = tmp_path_factory.mktemp("treebank"), spacy.blank("en").vocab
     paths = {}
-    for part, source, n in (("train", "dev", 8), ("dev", "test", 3)):
+    for split, source, n in (("train", "dev", 8), ("dev", "test", 3)):
         docs = DocBin().from_disk(SHARED / "data" / f"ud-english-ewt-{source}.spacy").get_docs(vocab)
-        paths[part] = folder / f"{part}.spacy"
-        DocBin(docs=list(islice(docs, n))).to_disk(paths[part])
+        paths[split] = folder / f"{split}.spacy"
+        DocBin(docs=list(islice(docs, n))).to_disk(paths[split])
     return paths
 
 
-def run(folder, corpus, definition):
+def run(folder, corpus, rules):
     """`spacy train`. RETURNS: The lines of its log, and what it said."""
-    config = config_for(folder, corpus, None if definition is None else srsly.yaml_loads(definition), checkpoint=True)
+    config = config_for(folder, corpus, rules, checkpoint=True)
     config["training"]["max_epochs"] = 4
-    config["training"]["logger"] = {
-        "@loggers": "thinc-torchopt.JSONLinesLogger.v1",
-        "path": str(folder / "log.jsonl"),
-        "every": 1,
-    }
+    logger = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(folder / "log.jsonl"), "every": 1}
+    config["training"]["logger"] = logger
     folder.mkdir(exist_ok=True)
     config.to_disk(folder / "config.cfg")
     quick = {"training__max_steps": STEPS, "training__eval_frequency": 5, "training__batcher__size": 300}
@@ -260,19 +162,19 @@ SLOW = ("thresholded-training-loss", "epoch-level-training-loss-below-threshold"
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STOPS])
 def test_framework_example_stops_when_it_should(name, plain, treebank, tmp_path, caplog):
-    definition, event, holds = STOPS[name]
+    rules, holds = STOPS[name]
+    [one] = rules["controllers"]
+    [event] = one["triggers"]
     expected = stops_at(plain, event, holds)
     assert expected is not None and expected < STEPS
-    lines, said = run(tmp_path, treebank, definition)
+    lines, said = run(tmp_path, treebank, rules)
     assert lines[-1]["step"] == expected
     assert [line["losses"] for line in lines] == [line["losses"] for line in plain[: len(lines)]]
     assert said.count("The training stops.") == 1
     assert f"Controller 'stop' took hfcontrols.should_training_stop on {event} at step {expected}, with {{" in said
-    given = re.findall("trigger_log_level: (info|warning)", definition)
-    told = [
-        record for record in caplog.records if record.getMessage().startswith("Taking [should_training_stop] action")
-    ]
-    assert [record.levelname for record in told] == [level.upper() for level in given]
+    given = [level.upper() for level in one.get("config", {}).values()]
+    start = "Taking [should_training_stop] action"
+    assert [record.levelname for record in caplog.records if record.getMessage().startswith(start)] == given
 
 
 def test_framework_examples_log(plain, treebank, tmp_path, caplog):

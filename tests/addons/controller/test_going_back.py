@@ -21,11 +21,7 @@ from thinc_torchopt.core.state.files import read_folder
 from thinc_torchopt.loop.checkpoint_folder import prune, resumable, steps_of
 from thinc_torchopt.loop.progress import Progress
 
-from .test_training import config_for, definition, firings, rule, run, same_params
-
-BEST = {"name": "best", "class": "RollbackControl"}
-SCORES = {"name": "scores", "class": "EvalMetrics"}
-CUT = {"name": "cut", "class": "LearnRateControl", "arguments": {"factor": 0.5}}
+from .kit import BEST, CUT, LAST, SCORES, config_for, definition, firings, part, rule, run, same_params
 
 # The score of each evaluation, at 0, 4, 8, ...: the test tells it, so that the best is where the test wants it.
 RISE_AND_FALL = [0.1, 0.8, 0.5, 0.8, 0.4]
@@ -93,9 +89,8 @@ def test_best_is_raw_params_and_state_of_the_best_evaluation(guard, scores, corp
     scores(RISE_AND_FALL)
     run(prepared(tmp_path / "plain", corpus, None, keep=9, use_averages=True))
     rules = back_at(15, "on_step_end", "cut.should_cut")
-    with pytest.warns(
-        RollbackWarning, match=r"params of step 4 after step 15: a rule or listener asked for the best one\. This"
-    ):
+    told = r"params of step 4 after step 15: a rule or listener asked for the best one\. This"
+    with pytest.warns(RollbackWarning, match=told):
         _, infos, _ = run(prepared(tmp_path / "rules", corpus, rules, use_averages=True, **guard))
     best, back = state_of(tmp_path / "plain", 4), state_of(tmp_path / "rules", 15)
     assert numbers(back["model"]) == numbers(best["model"])
@@ -114,10 +109,7 @@ def test_best_keeps_one_checkpoint_more_and_only_then(scores, corpus, tmp_path):
     scores(RISE_AND_FALL)
     run(prepared(tmp_path / "best", corpus, back_at(99)))
     assert steps_in(tmp_path / "best") == [4, 12, 16]
-    to_last = definition(
-        rule("back", "on_step_end", 'state["step"] == 99', "best.should_rollback"),
-        operations=[{**BEST, "arguments": {"to": "last"}}],
-    )
+    to_last = definition(rule("back", "on_step_end", 'state["step"] == 99', "last.should_rollback"), operations=[LAST])
     run(prepared(tmp_path / "last", corpus, to_last))
     run(prepared(tmp_path / "none", corpus, None))
     assert steps_in(tmp_path / "last") == steps_in(tmp_path / "none") == [12, 16]
@@ -153,23 +145,16 @@ def test_best_survives_a_kill(event, scores, corpus, tmp_path):
     left, right = (numbers(state_of(tmp_path / name, 24)) for name in ("parts", "whole"))
     assert left["model"] == right["model"] and left["progress"]["rollbacks"] == right["progress"]["rollbacks"]
     assert right["progress"]["rollbacks"][0][1] == 8
-    for part in ("params", "averages", "groups", "guard"):
-        assert left["optimizer"][part] == right["optimizer"][part]
+    for name in ("params", "averages", "groups", "guard"):
+        assert left["optimizer"][name] == right["optimizer"][name]
 
 
 def test_best_is_where_the_training_is(scores, corpus, tmp_path):
     """Asked for at the best evaluation itself, there is nowhere to go."""
     scores(RISE_AND_FALL)
-    rules = definition(
-        rule(
-            "back",
-            "on_evaluate",
-            'scores["evaluations_since_best"] == 0 and scores["score"] > 0.5',
-            "best.should_rollback",
-        ),
-        metrics=[SCORES],
-        operations=[BEST],
-    )
+    text = 'scores["evaluations_since_best"] == 0 and scores["score"] > 0.5'
+    back = rule("back", "on_evaluate", text, "best.should_rollback")
+    rules = definition(back, metrics=[SCORES], operations=[BEST])
     nlp, infos, _ = run(prepared(tmp_path / "a", corpus, rules))
     assert firings(infos) == [(4, "back", "should_rollback")] and infos[16]["rollbacks"] == 0
     plain, *_ = run(prepared(tmp_path / "b", corpus, None))
@@ -230,7 +215,7 @@ def test_last_is_the_same_where_a_signal_stopped_the_run(stops, scores, corpus, 
     rules = definition(
         rule("back", "on_step_end", 'state["step"] == 11', "last.should_rollback"),
         rule("saved", "on_save", 'state["step"] % 4 != 0', "cut.should_cut"),
-        operations=[{**BEST, "name": "last", "arguments": {"to": "last"}}, CUT],
+        operations=[LAST, CUT],
     )
     ends, left = [], []
     for name, stopped_at in (("whole", []), ("stopped", stops)):
@@ -255,8 +240,8 @@ def test_best_and_freezing(scores, corpus, tmp_path):
         rule("back", "on_step_end", 'state["step"] == 9', "best.should_rollback"),
         operations=[
             BEST,
-            {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}},
-            {"name": "output", "class": "FreezeControl", "arguments": {"params": ["*output_layer*"]}},
+            part("lower", "FreezeControl", params=["*embed*"]),
+            part("output", "FreezeControl", params=["*output_layer*"]),
         ],
     )
     frozen = {"top": {"params": ["*output_layer*"], "freeze": True}}
@@ -281,7 +266,7 @@ def test_best_and_what_is_frozen_in_between(scores, corpus, tmp_path):
         rule("freeze", "on_step_end", 'state["step"] == 5', "lower.should_freeze"),
         rule("unfreeze", "on_step_end", 'state["step"] == 9', "lower.should_unfreeze"),
         rule("back", "on_step_end", 'state["step"] in [6, 10]', "best.should_rollback"),
-        operations=[BEST, {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}}],
+        operations=[BEST, part("lower", "FreezeControl", params=["*embed*"])],
     )
     models = []
     for name, crashes in (("whole", [None]), ("killed", [7, 11, None])):

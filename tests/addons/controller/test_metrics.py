@@ -8,31 +8,18 @@ import numpy
 import pytest
 import torch
 
-from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.addons.controller.metrics import Metric, controller_metrics, register_metric_handlers
 from thinc_torchopt.addons.controller.values import plain
 from thinc_torchopt.core.errors import ControllerError, StateError
 from thinc_torchopt.core.registry import registry
 from thinc_torchopt.loop.events import EVENTS
 
-STATE = {"name": "state", "class": "TrainingState"}
+from .kit import LOG, STEP, make, part, rule
 
 
-def watch(kind, arguments=None, event="on_step_end", rule="True"):
+def watch(kind, arguments=None, event="on_step_end", text="True"):
     """A controller that fires at each event, with the value of one metric."""
-    return TrainerController(
-        {
-            "controller_metrics": [STATE, {"name": "m", "class": kind, "arguments": arguments or {}}],
-            "controllers": [
-                {
-                    "name": "c",
-                    "triggers": [event],
-                    "rule": f"m != None and {rule}",
-                    "operations": ["control.should_log"],
-                }
-            ],
-        }
-    )
+    return make(rule("c", event, f"m != None and {text}", LOG), metrics=[STEP, part("m", kind, **(arguments or {}))])
 
 
 def value(controller, event, **payload):
@@ -41,30 +28,15 @@ def value(controller, event, **payload):
 
 
 def test_loss_in_all_by_component_per_word_and_per_example():
-    found = value(
-        watch("Loss"),
-        "on_step_end",
-        step=3,
-        epoch=1,
-        losses={"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0},
-        batch_words=4,
-        batch_size=2,
-    )
-    assert found["loss"] == 8.0 and found["per_word"] == 2.0 and found["per_example"] == 4.0
-    assert (
-        found["components"] == {"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0}
-        and found["components_per_word"]["ner"] == 1.5
-    )
-    assert (found["epoch"], found["step"]) == (1.0, 3)
+    losses = {"ner": 6.0, "tagger": numpy.float32(2.0), "tok2vec": torch.tensor(9.0)}
+    told = {"step": 3, "epoch": 1, "losses": losses, "batch_words": numpy.int64(4), "batch_size": 2}
+    found = value(watch("Loss"), "on_step_end", **told)
+    per_word = found.pop("components_per_word")
+    components = {"ner": 6.0, "tagger": 2.0, "tok2vec": 9.0}
+    expected = {"loss": 8.0, "per_word": 2.0, "per_example": 4.0, "components": components, "epoch": 1.0, "step": 3}
+    assert found == expected and per_word == {"ner": 1.5, "tagger": 0.5, "tok2vec": 2.25}
+    assert {type(x) for x in (found["loss"], found["per_word"], *found["components"].values())} == {float}
     assert value(watch("Loss", {"exclude": []}), "on_step_end", losses={"ner": 1, "tok2vec": 2})["loss"] == 3.0
-
-
-def test_loss_may_be_numpys_or_torchs():
-    losses = {"ner": numpy.float32(1.5), "tagger": torch.tensor(0.5)}
-    found = value(watch("Loss"), "on_step_end", losses=losses, batch_words=numpy.int64(2))
-    assert found["loss"] == 2.0 and {
-        type(x) for x in (found["loss"], found["per_word"], *found["components"].values())
-    } == {float}
 
 
 def test_loss_from_a_log_keeps_its_value_where_nothing_is_logged():
@@ -95,10 +67,8 @@ def test_history_slides_and_keeps_repeated_values(whole_history):
         logs.append({"loss": loss, "epoch": 0.0, "step": step})
         found = value(controller, "on_log", step=step, log_history=logs if whole_history else logs[-1:])
         assert found["training_loss"]["steps"] == list(range(max(0, step - 2), step + 1))
-    assert (
-        found["training_loss"] == {"loss": [4.0, 4.0, 4.0], "steps": [1, 2, 3], "epoch": [0.0] * 3}
-        and found["window_size"] == 3
-    )
+    assert found["training_loss"] == {"loss": [4.0, 4.0, 4.0], "steps": [1, 2, 3], "epoch": [0.0] * 3}
+    assert found["window_size"] == 3
     again = value(controller, "on_log", step=9, log_history=logs if whole_history else logs[-1:])
     assert again["training_loss"]["steps"] == [1, 2, 3]  # the same log once more
 
@@ -107,18 +77,13 @@ def test_history_of_steps_and_evaluations():
     controller = watch("HistoryBasedMetric", {"window_size": 2, "source_event": "on_step_end"})
     for step in range(3):
         value(controller, "on_step_end", step=step, epoch=0, losses={"ner": step, "tok2vec": 100.0}, batch_words=2)
-        controller.on_event(
-            "on_evaluate", step=step, epoch=0, scores={"ents_f": numpy.float64(step), "per": {"A": 1}}, score=step
-        )
+        scores = {"ents_f": numpy.float64(step), "per": {"A": 1}}
+        controller.on_event("on_evaluate", step=step, epoch=0, scores=scores, score=step)
     found = value(controller, "on_step_end", step=3, losses={"ner": 3})
     assert found["training_loss"]["loss"] == [2.0, 3.0] and found["training_loss"]["components"]["ner"] == [2.0, 3.0]
     assert found["training_loss"]["per_word"] == [0.5, 1.0] and found["training_loss"]["epoch"] == [0.0, None]
-    assert (
-        found["metrics"]["ents_f"] == [1.0, 2.0]
-        and found["metrics"]["steps"] == [1, 2]
-        and found["metrics"]["score"] == [1.0, 2.0]
-    )
-    assert type(found["metrics"]["ents_f"][0]) is float and found["metrics"]["per"] == [{"A": 1}] * 2
+    scores = {"ents_f": [1.0, 2.0], "steps": [1, 2], "score": [1.0, 2.0], "epoch": [0.0] * 2, "per": [{"A": 1}] * 2}
+    assert found["metrics"] == scores and type(found["metrics"]["ents_f"][0]) is float
 
 
 def test_history_before_the_first_evaluation_makes_rules_skip(caplog):
@@ -155,27 +120,12 @@ def test_training_state():
     controller = watch("TrainingState", event="on_epoch_end")
     controller.on_event("on_evaluate", step=5, score=0.5)
     controller.on_event("on_evaluate", step=6, score=0.4)
+    told = {"words": 100.0, "seconds": 2.5, "max_steps": 10.0}
     counts = {"skipped_updates": 2, "grad_spikes": 1, "rollbacks": 0}
-    found = value(
-        controller, "on_epoch_end", global_step=7, epoch=1, words=100, seconds=2.5, counts=counts, max_steps=10
-    )
-    assert found == {
-        "step": 7,
-        "global_step": 7,
-        "epoch": 1.0,
-        "max_steps": 10.0,
-        "warmup_steps": 0,
-        "error_type": None,
-        "error_text": None,
-        "words": 100.0,
-        "seconds": 2.5,
-        "score": 0.4,
-        "best_score": 0.5,
-        "best_metric": 0.5,
-        "best_step": 5,
-        **counts,
-        "is_final": False,
-    }
+    best = {"score": 0.4, "best_score": 0.5, "best_metric": 0.5, "best_step": 5}
+    rest = {"warmup_steps": 0, "error_type": None, "error_text": None, "is_final": False}
+    found = value(controller, "on_epoch_end", global_step=7, epoch=1, counts=counts, **told)
+    assert found == {"step": 7, "global_step": 7, "epoch": 1.0, **told, **counts, **best, **rest}
 
 
 def test_training_state_is_not_computed_where_nobody_asks():
@@ -198,15 +148,31 @@ def test_learn_rates_and_grad_norm():
     assert value(controller, "on_step_end", grad_norm=6.0) == {"total": 6.0, "components": {"ner": 3.0, "tagger": 4.0}}
 
 
-OURS = sorted(
-    name for name, cls in registry.controller_metrics.get_all().items() if cls.__module__.startswith("thinc_torchopt.")
-)
-
-
-NORMS = {"total": 1.0, "components": {"ner": 1.0}, "groups": {"default": 1.0}}
-NEEDED = {
-    "Best": {"of": "state['step']", "mode": "min"},
-    "Window": {"of": "state['step']", "size": 1},
+OURS = [
+    name
+    for name, cls in sorted(registry.controller_metrics.get_all().items())
+    if cls.__module__.startswith("thinc_torchopt.")
+]
+TREE = {"total": 1.0, "components": {"ner": 1.0}, "groups": {"default": 1.0}}
+NEEDED = {"Best": {"of": "state['step']", "mode": "min"}, "Window": {"of": "state['step']", "size": 1}}
+TOLD = {
+    "step": 1,
+    "epoch": 0,
+    "words": 9,
+    "seconds": 2.0,
+    "counts": {},
+    "score": 0.5,
+    "max_steps": 9,
+    "learn_rates": {"default": 0.1},
+    "losses": {"ner": 1.0},
+    "batch_words": 3,
+    "batch_size": 1,
+    "grad_norm": 1.0,
+    "grad_norms": {"ner": 1.0},
+    "scores": {"ents_f": 0.5},
+    "param_norms": lambda: TREE,
+    "update_norms": lambda: TREE,
+    "dev_losses": lambda at_most: {"losses": {"ner": 1.0}, "words": 9, "examples": 2},
 }
 
 
@@ -226,26 +192,7 @@ def test_metrics_hold_the_keys_that_they_declare(kind):
     """All that were told all there is to tell: neither more nor less. The others tell more than can be known."""
     controller = watch(kind, NEEDED.get(kind))
     for event in EVENTS:
-        controller.on_event(
-            event,
-            step=1,
-            epoch=0,
-            words=9,
-            seconds=2.0,
-            counts={},
-            learn_rates={"default": 0.1},
-            score=0.5,
-            losses={"ner": 1.0},
-            batch_words=3,
-            batch_size=1,
-            grad_norm=1.0,
-            param_norms=lambda: NORMS,
-            update_norms=lambda: NORMS,
-            grad_norms={"ner": 1.0},
-            scores={"ents_f": 0.5},
-            max_steps=9,
-            dev_losses=lambda at_most: {"losses": {"ner": 1.0}, "words": 9, "examples": 2},
-        )
+        controller.on_event(event, **TOLD)
     keys = registry.controller_metrics.get(kind).keys
     assert keys is not None or kind in ("EvalMetrics", "LearnRates")
 
@@ -271,15 +218,6 @@ def test_own_metrics():
         def compute(self, event_name, *, words=0, **kwargs):
             return {"words": numpy.int64(words * self.times), "where": event_name}
 
-    register_metric_handlers([TestWords])
-    assert value(watch("TestWords", {"times": 2}), "on_step_end", words=4) == {"words": 8, "where": "on_step_end"}
-    with pytest.raises(ControllerError, match=r"controller_metrics\[1\].arguments: .*validate\(\) of .* refuses"):
-        watch("TestWords", {"times": 0})
-    with pytest.raises(
-        ControllerError, match=r"controller_metrics\[1\].arguments: expected the arguments of 'TestWords' \(times\)"
-    ):
-        watch("TestWords", {"often": 2})
-
     @controller_metrics("TestBroken")
     class Broken(Metric):
         events = ("on_step_end",)
@@ -287,28 +225,25 @@ def test_own_metrics():
         def compute(self, event_name, **kwargs):
             return 1 / 0
 
-    with pytest.raises(ControllerError, match="metric 'm' on on_step_end at step 4: ZeroDivisionError"):
-        watch("TestBroken").on_event("on_step_end", step=4)
-
-    @controller_metrics("TestLost")
-    class Lost(Metric):
+    class TestLost(Broken):
         events = ("on_nothing",)
 
-        def compute(self, event_name, **kwargs):
-            return 1
-
-    with pytest.raises(ControllerError, match="to have `events` among"):
-        watch("TestLost")
-
-    @controller_metrics("TestDeaf")
-    class Deaf(Metric):
-        events = ("on_step_end",)
-
+    class TestDeaf(Broken):
         def compute(self, event_name):
             return 1
 
-    with pytest.raises(ControllerError, match=r"a method compute\(\.\.\., \*\*kwargs\)"):
-        watch("TestDeaf")
+    register_metric_handlers([TestWords, TestLost, TestDeaf])
+    assert value(watch("TestWords", {"times": 2}), "on_step_end", words=4) == {"words": 8, "where": "on_step_end"}
+    with pytest.raises(ControllerError, match="metric 'm' on on_step_end at step 4: ZeroDivisionError"):
+        watch("TestBroken").on_event("on_step_end", step=4)
+    for kind, arguments, reason in (
+        ("TestWords", {"times": 0}, r"validate\(\) of .* refuses"),
+        ("TestWords", {"often": 2}, r"expected the arguments of 'TestWords' \(times\)"),
+        ("TestLost", {}, "to have `events` among"),
+        ("TestDeaf", {}, r"a method compute\(\.\.\., \*\*kwargs\)"),
+    ):
+        with pytest.raises(ControllerError, match=rf"controller_metrics\[1\].arguments: .*{reason}"):
+            watch(kind, arguments)
 
 
 @dataclass
@@ -346,14 +281,8 @@ def test_plain_copies_and_converts():
     class Text(str):
         pass
 
-    source = {
-        "a": [1, numpy.float32(0.5)],
-        2: (True, None),
-        "t": torch.ones(2),
-        "s": Text("x"),
-        "o": object(),
-        "b": numpy.bool_(True),
-    }
+    source = {"a": [1, numpy.float32(0.5)], 2: (True, None), "t": torch.ones(2), "s": Text("x"), "o": object()}
+    source["b"] = numpy.bool_(True)
     found = plain(source)
     assert found == {"a": [1, 0.5], "2": [True, None], "t": [1.0, 1.0], "s": "x", "o": "<object>", "b": True}
     assert type(found["s"]) is str and type(found["b"]) is bool and type(found["a"][1]) is float

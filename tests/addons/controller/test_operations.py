@@ -5,7 +5,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.addons.controller.metrics import Metric, register_metric_handlers
 from thinc_torchopt.addons.controller.operations import (
     Operation,
@@ -17,28 +16,25 @@ from thinc_torchopt.core.errors import ControllerError
 from thinc_torchopt.core.optimizer import TorchOptimizer
 from thinc_torchopt.loop.events import Control
 
-METRICS = [{"name": "loss", "class": "Loss"}, {"name": "state", "class": "TrainingState"}]
+from .kit import LOSS, SCORES, STEP, make, part, rule
 
 
-def doing(action, kind=None, arguments=None, event="on_step_end", **more):
-    operations = [] if kind is None else [{"name": "op", "class": kind, "arguments": arguments or {}}]
-    controllers = [{"name": "c", "triggers": [event], "rule": "True", "operations": [action], **more}]
-    return TrainerController({"controller_metrics": METRICS, "operations": operations, "controllers": controllers})
+def doing(action, kind=None, arguments=None, event="on_step_end"):
+    operations = [] if kind is None else [part("op", kind, **(arguments or {}))]
+    return make(rule("c", event, "True", action), metrics=[LOSS, STEP], operations=operations)
+
+
+REQUESTS = ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
 
 
 @pytest.mark.parametrize("name", ["hfcontrols", "control"])
-@pytest.mark.parametrize(
-    "action", ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
-)
+@pytest.mark.parametrize("action", REQUESTS)
 def test_controls_make_requests(name, action):
     controller, control = doing(f"{name}.{action}"), Control()
     [firing] = controller.on_event("on_step_end", step=3, control=control)
     assert (firing.operation, firing.action, firing.step) == (name, action, 3)
     assert control == Control(**{action.replace("training_", ""): True})
     assert controller.on_event("on_step_end", step=4)  # without a control nothing is done
-
-
-REQUESTS = ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
 
 
 @pytest.mark.parametrize("request_name", [*REQUESTS, "should_stop_training"])
@@ -85,35 +81,25 @@ def test_scores_have_the_framework_name_too(given, asked):
 
     register_metric_handlers([TestScores])
     register_operation_handlers([TestSees])
-    rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "own > 0.5 and scores['f'] == own"}
-    definition = {
-        "controller_metrics": [{"name": "own", "class": "TestScores"}, {"name": "scores", "class": "EvalMetrics"}],
-        "operations": [{"name": "op", "class": "TestSees"}],
-        "controllers": [{**rule, "operations": ["op.should_see"]}],
-    }
-    controller = TrainerController(definition)
+    controller = make(
+        rule("r", "on_evaluate", "own > 0.5 and scores['f'] == own", "op.should_see"),
+        metrics=[part("own", "TestScores"), SCORES],
+        operations=[part("op", "TestSees")],
+    )
     assert controller.reads("on_evaluate") == {"scores", "score"}
     controller.on_event("on_evaluate", global_step=2, mine=1, control=Control(), **{given: {"f": 0.7}})
     assert seen == [(0.7, 1)]
 
 
+CUT = {"groups": ["enc*"], "factor": 0.5, "min_rate": 1e-6}
+RAISE = {"factor": 2.0, "max_rate": 0.1}
+
+
 @pytest.mark.parametrize(
     "action, kind, arguments, call, args",
     [
-        (
-            "should_cut",
-            "LearnRateControl",
-            {"groups": ["enc*"], "factor": 0.5, "min_rate": 1e-6},
-            "scale_learn_rates",
-            (["enc*"], 0.5, 1e-6, None),
-        ),
-        (
-            "should_raise",
-            "LearnRateControl",
-            {"factor": 2.0, "max_rate": 0.1},
-            "scale_learn_rates",
-            (["*"], 2.0, 0.0, 0.1),
-        ),
+        ("should_cut", "LearnRateControl", CUT, "scale_learn_rates", (["enc*"], 0.5, 1e-6, None)),
+        ("should_raise", "LearnRateControl", RAISE, "scale_learn_rates", (["*"], 2.0, 0.0, 0.1)),
         ("should_begin", "DecayControl", {"steps": 50}, "begin_decay", (50,)),
         ("should_begin", "DecayControl", {}, "begin_decay", (None,)),
         ("should_set", "LearnRateControl", {"rate": 0.1}, "set_learn_rates", (["*"], 0.1)),
@@ -192,41 +178,32 @@ def test_operations_that_cant_work_are_refused(action, kind, arguments, reason):
         doing(f"op.{action}", kind, arguments)
 
 
-def test_log_control_shows_plain_values(caplog):
-    text = "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, "
-    text += "{path}, {{x}}, {loss/components/no}"
-    controller = doing("op.should_log", "LogControl", {"log_format": text, "log_level": "WARNING"}, "on_save")
-    controller.on_event("on_step_end", losses={"ner": 1.0}, control=Control())
-    controller.on_event("on_save", step=12, path="out/step-12", control=Control())
-    assert caplog.messages[-1] == "on_save of c at 00012: 1.00, {'ner': 1.0}, -, out/step-12, {x}, -"
-
-
-def test_log_control_shows_what_a_format_does_not_fit_without_it(caplog):
-    controller = doing(
-        "op.should_log", "LogControl", {"log_format": "{event_name:.3f} {step:%} {loss/loss:c}", "log_level": "error"}
-    )
-    controller.on_event("on_step_end", step=1, losses={"ner": 1.5}, control=Control())
-    assert caplog.messages[-1] == "on_step_end 100.000000% 1.5"
+PLAIN = (
+    "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, "
+    "{path}, {{x}}, {loss/components/no}"
+)
 
 
 @pytest.mark.parametrize(
-    "letter, shown",
+    "text, shown",
     [
-        ("\n", "\\n"),
-        ("\r", "\\r"),
-        ("\x1b[31m", "\\x1b[31m"),
-        ("\x00", "\\x00"),
-        ("\x7f", "\\x7f"),
-        ("\x9b2J", "\\x9b2J"),
-        ("\x85", "\\x85"),
-        ("\u2028", "\\u2028"),
-        ("\u2029", "\\u2029"),
-        ("\u202e", "\\u202e"),
-        ("\u2066", "\\u2066"),
-        ("\ud800", "\\ud800"),
-        ("é\u00a0\N{ZERO WIDTH JOINER}…", "é\u00a0\N{ZERO WIDTH JOINER}…"),
+        (PLAIN, "on_save of c at 00012: 1.50, {'ner': 1.5}, -, out/step-12, {x}, -"),
+        ("{event_name:.3f} {step:%} {loss/loss:c}", "on_save 1200.000000% 1.5"),  # without formats that do not fit
     ],
-    ids=ascii,
+)
+def test_log_control_shows_plain_values(text, shown, caplog):
+    controller = doing("op.should_log", "LogControl", {"log_format": text, "log_level": "WARNING"}, "on_save")
+    controller.on_event("on_step_end", losses={"ner": 1.5}, control=Control())
+    controller.on_event("on_save", step=12, path="out/step-12", control=Control())
+    assert caplog.messages[-1] == shown
+
+
+UNSAFE = ["\n", "\r", "\x1b[31m", "\x00", "\x7f", "\x9b2J", "\x85", "\u2028", "\u2029", "\u202e", "\u2066", "\ud800"]
+SAFE = "é\u00a0\N{ZERO WIDTH JOINER}…"
+
+
+@pytest.mark.parametrize(
+    "letter, shown", [*((one, one.encode("unicode_escape").decode()) for one in UNSAFE), (SAFE, SAFE)], ids=ascii
 )
 def test_log_control_writes_one_line(letter, shown, caplog):
     """Whatever is in values: paths, names of components, texts of metrics of one's own."""
@@ -238,10 +215,8 @@ def test_log_control_writes_one_line(letter, shown, caplog):
             return {"text": path}
 
     register_metric_handlers([TestText])
-    operation = {"name": "op", "class": "LogControl", "arguments": {"log_format": "{path}, {m/text:>3}, {m}\n"}}
-    controller = {"name": "c", "triggers": ["on_save"], "rule": "True", "operations": ["op.should_log"]}
-    metric = {"name": "m", "class": "TestText"}
-    made = TrainerController({"controller_metrics": [metric], "operations": [operation], "controllers": [controller]})
+    log = part("op", "LogControl", log_format="{path}, {m/text:>3}, {m}\n")
+    made = make(rule("c", "on_save", "True", "op.should_log"), metrics=[part("m", "TestText")], operations=[log])
     path = f"a{letter}[INFO] b"
     with caplog.at_level("INFO", "spacy.torchopt"):
         made.on_event("on_save", step=1, path=path, control=Control())
@@ -267,14 +242,10 @@ def test_own_operations():
     register_operation_handlers([TestFailing])
     doing("op.should_tell", "TestOperation").on_event("on_step_end", step=1, losses={"a": 1}, control=Control())
     [(event, name, step, values, payload)] = seen
-    assert (
-        (event, name, step) == ("on_step_end", "c", 1)
-        and values["loss"]["loss"] == 1.0
-        and payload["losses"] == {"a": 1}
-    )
-    with pytest.raises(
-        ControllerError, match=r"op\.should_fail of the controller 'c' on on_step_end at step 5: KeyError: oh"
-    ):
+    assert (event, name, step) == ("on_step_end", "c", 1)
+    assert values["loss"]["loss"] == 1.0 and payload["losses"] == {"a": 1}
+    failed = r"op\.should_fail of the controller 'c' on on_step_end at step 5: KeyError: oh"
+    with pytest.raises(ControllerError, match=failed):
         doing("op.should_fail", "TestFailing").on_event("on_step_end", step=5, control=Control())
     with pytest.raises(ControllerError, match=r"should_take_nothing\(\.\.\., \*\*kwargs\)"):
         doing("op.should_take_nothing", "TestFailing")

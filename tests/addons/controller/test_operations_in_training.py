@@ -10,31 +10,25 @@ import pytest
 import spacy
 import torch
 
-from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.core.errors import CheckpointWarning, ControllerError, RollbackWarning
 from thinc_torchopt.loop import run as run_module
 
 from ...models import pipeline_params
+from .kit import LOG, SCORES, STEP, config_for, definition, firings, make, part, rule, run, same_params
 from .test_going_back import prepared as prepared_with_scores
 from .test_going_back import scores  # noqa: F401  # a fixture
 from .test_saved_models import digests
-from .test_training import STEP, config_for, definition, firings, rule, run, same_params
 
 # No component computes the score that these tests give.
 pytestmark = pytest.mark.filterwarnings("ignore:.*score_weights. counts score_of_test")
 
-SCORES = {"name": "scores", "class": "EvalMetrics"}
-LAST = {"name": "last", "class": "RollbackControl", "arguments": {"to": "last"}}
+LAST = part("last", "RollbackControl", to="last")
 EMA = {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.5, "warmup": "ignite", "start_step": 1000}
 FALL = {"@schedules": "thinc-torchopt.warmup_stable_decay.v1", "initial_rate": 0.01, "warmup_steps": 0}
 BUDGETED = {
     "budget": {"@misc": "thinc-torchopt.Budget.v1", "limit": "4 steps"},
     "learn_rate": {**FALL, "decay_steps": 2, "decay_begins": "when told"},
 }
-
-
-def op(name, kind, **arguments):
-    return {"name": name, "class": kind, "arguments": arguments}
 
 
 def at(step, *operations, event="on_step_end"):
@@ -51,7 +45,7 @@ def test_averages_begin_when_a_rule_says_so(event, corpus, tmp_path, monkeypatch
     rules = definition(
         at(3, "avg.should_begin", event=event),
         at(6, "avg.should_begin_anew", event=event),
-        operations=[op("avg", "AveragesControl")],
+        operations=[part("avg", "AveragesControl")],
     )
     seen, original = [], run_module.Run.begin_step
 
@@ -74,7 +68,7 @@ def test_averages_begin_when_a_rule_says_so(event, corpus, tmp_path, monkeypatch
 def test_rates_are_raised_up_to_a_limit(corpus, tmp_path):
     rules = definition(
         rule("raise", "on_step_end", "True", "up.should_raise"),
-        operations=[op("up", "LearnRateControl", factor=2.0, max_rate=0.05)],
+        operations=[part("up", "LearnRateControl", factor=2.0, max_rate=0.05)],
     )
     _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=5))
     found = [info["learn_rates"]["default"] for info in infos.values()]
@@ -82,7 +76,7 @@ def test_rates_are_raised_up_to_a_limit(corpus, tmp_path):
 
 
 def test_accumulation_is_set(corpus, tmp_path, monkeypatch):
-    rules = definition(at(2, "acc.should_set"), operations=[op("acc", "AccumulationControl", substeps=3)])
+    rules = definition(at(2, "acc.should_set"), operations=[part("acc", "AccumulationControl", substeps=3)])
     seen, original = [], run_module.subdivide_batch
 
     def subdivide(batch, count):
@@ -101,7 +95,7 @@ def test_decay_begins_when_a_rule_says_so(steps, corpus, tmp_path):
     """The rate falls from the next step on, and the training ends with it."""
     rules = definition(
         rule("fall", "on_evaluate", "state['step'] == 4", "fall.should_begin"),
-        operations=[op("fall", "DecayControl", **({} if steps is None else {"steps": steps}))],
+        operations=[part("fall", "DecayControl", **({} if steps is None else {"steps": steps}))],
     )
     config = config_for(tmp_path, corpus, rules, steps=40, learn_rate={**FALL, "decay_steps": 4})
     _, infos, _ = run(config)
@@ -113,10 +107,10 @@ def test_decay_begins_when_a_rule_says_so(steps, corpus, tmp_path):
 @pytest.mark.parametrize(
     "operation, action, more, reason",
     [
-        (op("op", "AveragesControl"), "should_begin", {}, "use_averages = true"),
-        (op("op", "DecayControl"), "should_begin", {}, "warmup_stable_decay"),
-        (op("op", "DecayControl"), "should_begin", BUDGETED, "Remove one of them"),
-        (op("op", "LearnRateControl", rate=0.01), "should_set", BUDGETED, "Use should_cut or should_raise"),
+        (part("op", "AveragesControl"), "should_begin", {}, "use_averages = true"),
+        (part("op", "DecayControl"), "should_begin", {}, "warmup_stable_decay"),
+        (part("op", "DecayControl"), "should_begin", BUDGETED, "Remove one of them"),
+        (part("op", "LearnRateControl", rate=0.01), "should_set", BUDGETED, "Use should_cut or should_raise"),
     ],
 )
 def test_operations_that_a_run_cannot_do(operation, action, more, reason, corpus, tmp_path):
@@ -131,7 +125,7 @@ VALUES = [0.1, 0.8, 0.5, 0.8, 0.4, 0.9, 0.2, 0.6]
 KEEP = definition(
     rule("keep", "on_evaluate", "True", "top.should_keep"),
     metrics=[SCORES],
-    operations=[op("top", "KeepBestControl", of="scores['score_of_test']")],
+    operations=[part("top", "KeepBestControl", of="scores['score_of_test']")],
 )
 
 
@@ -164,12 +158,11 @@ def test_best_models_are_those_of_their_step(event, scores, corpus, tmp_path):  
     """Also if that is over when a rule asks for them, if the training goes back at once, and if it is killed next."""
     scores(VALUES)
     goes_back = event in ("on_step_end", "on_save")
+    actions = ["top.should_keep", *["last.should_rollback"] * goes_back]
     rules = definition(
-        rule(
-            "keep", event, "state['step'] >= 4", "top.should_keep", *["last.should_rollback"] * goes_back, max_firings=1
-        ),
+        rule("keep", event, "state['step'] >= 4", *actions, max_firings=1),
         metrics=[STEP, SCORES],
-        operations=[op("top", "KeepBestControl", of="scores['score_of_test']"), *[LAST] * goes_back],
+        operations=[part("top", "KeepBestControl", of="scores['score_of_test']"), *[LAST] * goes_back],
     )
     config, out = prepared_with_scores(tmp_path, corpus, rules, steps=9), tmp_path / "out"
     with pytest.warns(RollbackWarning) if goes_back else nullcontext():
@@ -204,32 +197,28 @@ def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_pat
     windows, bests and what operations have set stay then.
     """
     scores(VALUES)
+    again = "fired['at-5']['times'] > 0 and fired['at-5']['steps_since'] == 4"
     rules = definition(
         at(3, "avg.should_begin"),
         at(5, "acc.should_set", "up.should_raise"),
-        rule(
-            "again",
-            "on_step_end",
-            "fired['at-5']['times'] > 0 and fired['at-5']['steps_since'] == 4",
-            "up.should_raise",
-        ),
+        rule("again", "on_step_end", again, "up.should_raise"),
         rule("keep", "on_evaluate", "scores['score_of_test'] > 0.2", "top.should_keep"),
-        rule("window", "on_step_end", "lately['last'] < lately['median']", "control.should_log"),
-        rule("best", "on_step_end", "highest['steps_since'] >= 3", "control.should_log"),
+        rule("window", "on_step_end", "lately['last'] < lately['median']", LOG),
+        rule("best", "on_step_end", "highest['steps_since'] >= 3", LOG),
         *([at(14, "back.should_rollback"), at(17, "avg.should_begin_anew")] if to else []),
         metrics=[
             STEP,
             SCORES,
-            {"name": "losses", "class": "Loss"},
-            op("lately", "Window", of="losses['loss']", size=4),
-            op("highest", "Best", of="lately['mean']", mode="max"),
+            part("losses", "Loss"),
+            part("lately", "Window", of="losses['loss']", size=4),
+            part("highest", "Best", of="lately['mean']", mode="max"),
         ],
         operations=[
-            op("avg", "AveragesControl"),
-            op("acc", "AccumulationControl", substeps=2),
-            op("up", "LearnRateControl", factor=2.0, max_rate=0.03),
-            op("top", "KeepBestControl", of="scores['score_of_test']"),
-            *([op("back", "RollbackControl", to=to)] if to else []),
+            part("avg", "AveragesControl"),
+            part("acc", "AccumulationControl", substeps=2),
+            part("up", "LearnRateControl", factor=2.0, max_rate=0.03),
+            part("top", "KeepBestControl", of="scores['score_of_test']"),
+            *([part("back", "RollbackControl", to=to)] if to else []),
         ],
     )
     found = []
@@ -254,15 +243,10 @@ def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_pat
 
 
 def test_fired_counts():
-    one = TrainerController(
-        {
-            "controller_metrics": [STEP],
-            "controllers": [
-                rule("odd", "on_step_end", "state['step'] % 2 == 1", "control.should_log"),
-                rule("three", "on_step_end", "fired['odd']['times'] >= 3", "control.should_log", max_firings=1),
-                rule("late", "on_step_end", "fired['three']['steps_since'] == 2", "control.should_log"),
-            ],
-        }
+    one = make(
+        rule("odd", "on_step_end", "state['step'] % 2 == 1", LOG),
+        rule("three", "on_step_end", "fired['odd']['times'] >= 3", LOG, max_firings=1),
+        rule("late", "on_step_end", "fired['three']['steps_since'] == 2", LOG),
     )
     found = {step: [f.controller for f in one.on_event("on_step_end", step=step)] for step in range(9)}
     assert [step for step, names in found.items() if "three" in names] == [5]
@@ -278,8 +262,8 @@ def test_fired_counts():
     ],
 )
 def test_fired_that_there_is_not(text, reason):
-    rules = [rule("odd", "on_step_end", text, "control.should_log")]
+    odd = rule("odd", "on_step_end", text, LOG)
     with pytest.raises(ControllerError, match=reason):
-        TrainerController({"controllers": rules})
+        make(odd)
     with pytest.raises(ControllerError, match=r"none of .*fired"):
-        TrainerController({"controller_metrics": [{**STEP, "name": "fired"}], "controllers": rules})
+        make(odd, metrics=[{**STEP, "name": "fired"}])

@@ -11,6 +11,7 @@ from thinc_torchopt.core.errors import ControllerError
 from thinc_torchopt.loop.events import Control
 
 from ...conftest import SHARED
+from .kit import LOG, definition, make, part, rule
 
 CASES = SHARED / "oracles" / "controller_cases.json"
 
@@ -44,12 +45,8 @@ def cases():
 
 
 def payload(case, event):
-    known = {
-        "log_history": case["logs"][: event["n_logs"]],
-        "epoch": event["epoch"],
-        "global_step": event["global_step"],
-    }
-    return known | {"scores": event.get("kwargs", {}).get("metrics")}
+    known = {"log_history": case["logs"][: event["n_logs"]], "scores": event.get("kwargs", {}).get("metrics")}
+    return known | {"epoch": event["epoch"], "global_step": event["global_step"]}
 
 
 @pytest.mark.skipif(not CASES.is_file(), reason="../shared/oracles is absent")
@@ -95,36 +92,32 @@ def test_oracle_same_log(case, caplog):
         for event in case["events"]:
             caplog.clear()
             controller.on_event(event["event"], **payload(case, event))
-            logged = [
-                (record.levelname, record.getMessage()) for record in caplog.records if "Taking" in record.getMessage()
-            ]
+            told = [(record.levelname, record.getMessage()) for record in caplog.records]
+            logged = [(level, text) for level, text in told if "Taking" in text]
             expected = event.get("trigger_log", [])
             assert len(logged) == len(expected)
             for (level, message), (expected_level, expected_message) in zip(logged, expected):
                 assert level == expected_level and message.startswith(expected_message)
 
 
-@pytest.mark.parametrize("rule", REFUSED)
-def test_oracle_what_we_refuse_on_purpose(rule):
-    controllers = [{"name": "c", "triggers": ["on_log"], "rule": rule, "operations": []}]
+@pytest.mark.parametrize("text", REFUSED)
+def test_oracle_what_we_refuse_on_purpose(text):
     with pytest.raises(ControllerError, match=r"controllers\[0\]\.rule"):
-        TrainerController({"controller_metrics": [{"name": "w", "class": "Loss"}], "controllers": controllers})
+        make(rule("c", "on_log", text), metrics=[part("w", "Loss")])
 
 
 # ---------------------------------------------------------------------- the differences that docs/controller.md lists
 
 
-def define(metric, rule, trigger="on_log", **more):
-    controller = {"name": "c", "triggers": [trigger], "rule": rule, "operations": ["control.should_log"], **more}
-    return {"controller_metrics": [metric], "controllers": [controller]}
+def define(metric, text, event="on_log", **more):
+    return definition(rule("c", event, text, LOG, **more), metrics=[metric])
 
 
-LOSS = {"name": "m", "class": "Loss"}
-STATE = {"name": "m", "class": "TrainingState"}
+LOSS, STATE = part("m", "Loss"), part("m", "TrainingState")
 
 
 def history(size):
-    return {"name": "m", "class": "HistoryBasedMetric", "arguments": {"window_size": size}}
+    return part("m", "HistoryBasedMetric", window_size=size)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +125,7 @@ def history(size):
     [
         (define(LOSS, {"rule_str": "m['loss'] < 1"}), "a text"),
         (define({**history(1), "arguments": {"window-size": 1}}, "True"), "window-size"),
-        ({"operations": [{"name": "h", "class": "HFControlsWithPatience"}], "controllers": []}, "registered"),
+        (definition(metrics=[], operations=[part("h", "HFControlsWithPatience")]), "registered"),
         ({"controller-metrics": LOSS, "controllers": []}, "a list"),
         (define(LOSS, "m < 1.0"), "as in m\\['loss'\\]"),
         (define(history(0), "True"), "window_size"),
@@ -160,16 +153,16 @@ def test_oracle_window_without_a_limit_and_before_the_first_loss():
     assert controller.values["m"]["metrics"]["b"] == [2.0] * 3
 
 
-@pytest.mark.parametrize("rule", ["m == None", "m is None", "m != None"])
-def test_oracle_metric_without_a_value_is_skipped(rule, caplog):
+@pytest.mark.parametrize("text", ["m == None", "m is None", "m != None"])
+def test_oracle_metric_without_a_value_is_skipped(text, caplog):
     """Also by patience; and warned of once."""
-    controller = TrainerController(define(LOSS, rule, "on_epoch_end"))
+    controller = TrainerController(define(LOSS, text, "on_epoch_end"))
     for step in range(3):
         assert not controller.on_event("on_epoch_end", step=step)
     assert len(caplog.records) == 1
     controller.on_event("on_log", log_history=[{"loss": 1.0}])
     controller.on_event("on_log", log_history=[])  # none that is new
-    assert bool(controller.on_event("on_epoch_end")) == (rule == "m != None")
+    assert bool(controller.on_event("on_epoch_end")) == (text == "m != None")
 
 
 def test_oracle_config_may_have_two_triggers_and_capital_letters(caplog):
@@ -195,7 +188,7 @@ def test_oracle_actions_find_metrics_in_values():
             seen.update(kwargs)
 
     register_operation_handlers([TestSees])
-    content = define(LOSS, "m['loss'] < 1") | {"operations": [{"name": "o", "class": "TestSees"}]}
+    content = define(LOSS, "m['loss'] < 1") | {"operations": [part("o", "TestSees")]}
     content["controllers"][0]["operations"] = ["o.should_see"]
     TrainerController(content).on_event("on_log", step=3, log_history=[{"loss": 0.5}], control=Control())
     assert seen["values"]["m"]["loss"] == 0.5 and "m" not in seen

@@ -11,14 +11,11 @@ import pytest
 
 from thinc_torchopt.addons.controller.controller import TrainerController
 
+from .kit import LOG, LOSS, NORMS, SCORES, definition, part, rule
+
 PYTHON = {"mean": statistics.mean, "isnan": lambda x: x != x, "get": lambda x, key, default: x.get(key, default)}
-OF = [
-    "loss['per_word']",
-    "norms['total']",
-    "scores['f']",
-    "get(scores, 'g', -1.0)",
-    "loss['per_word'] * norms['total']",
-]
+OF = ["loss['per_word']", "norms['total']", "scores['f']", "get(scores, 'g', -1.0)"]
+OF += ["loss['per_word'] * norms['total']"]
 PARTS = [
     "{w}['mean'] > {x}",
     "{w}['median'] > {x}",
@@ -35,37 +32,26 @@ PARTS = [
 
 
 def random_definition(rng):
-    metrics = [
-        {"name": one, "class": kind}
-        for one, kind in zip(("loss", "norms", "scores"), ("Loss", "GradNorm", "EvalMetrics"))
-    ]
+    metrics = [LOSS, NORMS, SCORES]
     for i in range(2):
         by = rng.choice(["steps", "evaluations"])
         window = {"of": rng.choice(OF), "size": rng.randint(1, 4), "by": by}
-        metrics.append({"name": f"w{i}", "class": "Window", "arguments": window})
+        metrics.append(part(f"w{i}", "Window", **window))
         best = {"of": rng.choice(OF), "mode": rng.choice(["min", "max"]), "min_delta": rng.choice([0.0, 0.2]), "by": by}
-        metrics.append({"name": f"b{i}", "class": "Best", "arguments": best})
+        metrics.append(part(f"b{i}", "Best", **best))
     rules = []
     for i in range(3):
-        parts = (rng.choice(PARTS) for _ in range(rng.randint(1, 2)))
-        values = {
-            "w": f"w{rng.randint(0, 1)}",
-            "b": f"b{rng.randint(0, 1)}",
-            "x": round(rng.random(), 2),
-            "n": rng.randint(1, 4),
-        }
-        text = rng.choice([" and ", " or "]).join(part.format(**values) for part in parts)
-        rule = {"name": f"r{i}", "triggers": [rng.choice(["on_step_end", "on_evaluate"])], "rule": text}
-        rule |= {"operations": ["control.should_log"], "cooldown": rng.choice([0, 0, 3])}
+        values = {"w": f"w{rng.randint(0, 1)}", "b": f"b{rng.randint(0, 1)}", "x": round(rng.random(), 2)}
+        parts = [rng.choice(PARTS).format(**values, n=rng.randint(1, 4)) for _ in range(rng.randint(1, 2))]
+        more = {"cooldown": rng.choice([0, 0, 3])}
         if rng.random() < 0.5:
-            rule["patience"] = {
-                "patience_threshold": rng.randint(0, 2),
-                "mode": rng.choice(["reset_on_failure", "no_reset_on_failure"]),
-            }
+            mode = rng.choice(["reset_on_failure", "no_reset_on_failure"])
+            more["patience"] = {"patience_threshold": rng.randint(0, 2), "mode": mode}
         if rng.random() < 0.3:
-            rule["max_firings"] = rng.randint(1, 3)
-        rules.append(rule)
-    return {"controller_metrics": metrics, "controllers": rules}
+            more["max_firings"] = rng.randint(1, 3)
+        event = rng.choice(["on_step_end", "on_evaluate"])
+        rules.append(rule(f"r{i}", event, rng.choice([" and ", " or "]).join(parts), LOG, **more))
+    return definition(*rules, metrics=metrics)
 
 
 def random_events(rng):
@@ -102,14 +88,9 @@ class Plain:
             if metric["class"] == "Window" and value is not None:
                 window = self.lists[name] = [*self.lists.get(name, []), value][-given["size"] :]
                 if len(window) == given["size"]:
-                    found = {
-                        "values": window,
-                        "first": window[0],
-                        "last": window[-1],
-                        "min": min(window),
-                        "max": max(window),
-                    }
-                    self.values[name] = found | {"mean": statistics.mean(window), "median": statistics.median(window)}
+                    found = {"values": window, "first": window[0], "last": window[-1]}
+                    found |= {"min": min(window), "max": max(window), "mean": statistics.mean(window)}
+                    self.values[name] = found | {"median": statistics.median(window)}
             elif metric["class"] == "Best":
                 best, at, since = self.bests.get(name, (None, None, 0))
                 since += event == "on_evaluate" and at != step

@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from .test_training import config_for, definition, firings, rule, run
+from .kit import LOG, STOP, config_for, definition, firings, part, rule, run
 
-PROCESS = {"name": "process", "class": "PerProcessState"}
+PROCESS = part("process", "PerProcessState")
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def process_group(monkeypatch):
 
 def fired(corpus, folder, text):
     rules = definition(
-        rule("x", "on_step_end", text, "control.should_training_stop"),
-        rule("y", "on_train_begin", text, "control.should_log"),
+        rule("x", "on_step_end", text, STOP),
+        rule("y", "on_train_begin", text, LOG),
         metrics=[PROCESS],
     )
     return firings(run(config_for(folder, corpus, rules, steps=2))[1])

@@ -58,14 +58,9 @@ HOLD = [
 
 @pytest.mark.parametrize("text", HOLD)
 def test_rules_that_hold_as_in_python(text):
-    rule, space = (
-        Rule(text, VALUES),
-        {
-            **{name: getattr(math, name) for name in ("sqrt", "log", "exp")},
-            **{f"math_{name}": getattr(math, name) for name in ("sqrt", "log", "exp", "floor", "ceil", "trunc")},
-        },
-    )
-    assert rule.evaluate(VALUES) is True
+    space = {name: getattr(math, name) for name in ("sqrt", "log", "exp")}
+    space |= {f"math_{name}": getattr(math, name) for name in ("sqrt", "log", "exp", "floor", "ceil", "trunc")}
+    assert Rule(text, VALUES).evaluate(VALUES) is True
     assert eval(text.strip(), space | VALUES) is True
     assert Rule(f"not ({text})", VALUES).evaluate(VALUES) is False
 
@@ -131,19 +126,22 @@ def test_rules_refused_when_read(text, reason):
         ("window < 1", "TypeError"),
         ("loss['loss'] < None", "TypeError"),
         ("steps in None", "TypeError"),
-        ("max(name, key=steps) > 1", "TypeError"),
+        ("max(name, key=steps) > 1", r"max\(\) can't take"),
         ("loss['loss'] / (steps - 7) > 1", "ZeroDivisionError"),
         ("steps", "true or false, but gave 7"),
         ("name + 1 == 1", "TypeError"),
         ("(name * steps) % 3 == 1", "formatting of texts with %"),
-        ("sum(window) > 1", "TypeError"),
-        ("sum([[steps]]) > 1", "TypeError"),
+        ("sum(window) > 1", r"sum\(\) can't take {"),
+        ("sum([[steps]]) > 1", r"sum\(\) can't take \[\[7\]\]"),
         ("{[steps]} == 1", "TypeError"),
         ("{loss['loss']: 1}[(1, 2)] == 1", "expected a key"),
         ("(0 - steps) ** 0.5 == 1", "root of a negative"),
         ("[x for x in steps] == 1", "TypeError"),
         ("round(0.5, steps * 100) > 1", "digits"),
         ("sqrt(0 - steps) > 1", "ValueError"),
+        ("log(steps - 7) > 0", "ValueError"),
+        ("exp(steps + 1000) > 0", "OverflowError"),
+        ("log(name) > 0", r"log\(\) can't take 'adam'"),
         ("math_floor(1e308 * 1e308 * steps) > 1", "OverflowError"),
         # the limits of simpleeval that the framework names
         ("steps ** 4000001 > 1", "NumberTooHigh"),
@@ -179,6 +177,14 @@ KEYS = {
 }
 
 
+ALL_OF_RUN = r"one value, found all of run; use one of its keys \(loss, epoch\), as in run\['loss'\]"
+FORMS = (
+    *("{} < 1.0", "{}", "{0} and {0}", "{} and steps > 1", "{} or steps > 1", "{} if steps > 1 else True"),
+    *("not {}", "{} == 1.0", "1 != {}", "{} is True", "-{} == 1", "abs({}) > 1", "{}[:2] == 1"),
+    *("{} - loss > 1", "[x for x in {}] == 1", "mean({}) > 1"),
+)
+
+
 @pytest.mark.parametrize(
     "text, reason",
     [
@@ -191,17 +197,7 @@ KEYS = {
         ("steps > 1 and 'los' not in loss", "found 'los'"),
         ("window['training_loss'] + 1 == 2", r"all of window\['training_loss'\]"),
         ("window.training_loss", r"all of window\['training_loss'\]; use one of its keys \(loss\), as in .*\['loss'\]"),
-        *(
-            (
-                form.format("run"),
-                r"one value, found all of run; use one of its keys \(loss, epoch\), as in run\['loss'\]",
-            )
-            for form in (
-                *("{} < 1.0", "{}", "{0} and {0}", "{} and steps > 1", "{} or steps > 1", "{} if steps > 1 else True"),
-                *("not {}", "{} == 1.0", "1 != {}", "{} is True", "-{} == 1", "abs({}) > 1", "{}[:2] == 1"),
-                *("{} - loss > 1", "[x for x in {}] == 1", "mean({}) > 1"),
-            )
-        ),
+        *((form.format("run"), ALL_OF_RUN) for form in FORMS),
     ],
 )
 def test_rules_that_name_keys_that_there_are_not(text, reason):
@@ -301,21 +297,6 @@ def test_rules_give_bools_alone(compare):
     """NumPy's are not: metrics come without them."""
     with pytest.raises(ControllerError, match="true or false"):
         Rule("x", ["x"]).evaluate({"x": numpy.bool_(compare(1, 2))})
-
-
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        ("log(x) > 0", "ValueError"),
-        ("log(x - 1) > 0", "ValueError"),
-        ("exp(x + 1000) > 0", "OverflowError"),
-        ("log('a') > 0", "TypeError"),
-    ],
-)
-def test_rules_logarithms_that_are_none(text, reason):
-    """As roots of negative numbers, and divisions by zero."""
-    with pytest.raises(ControllerError, match=reason):
-        Rule(text, ["x"]).evaluate({"x": 0})
 
 
 def test_rules_errors_end_with_one_stop():

@@ -22,34 +22,33 @@ scalars = st.one_of(
 )
 
 
+def filled(form, *parts):
+    """A form, filled by what is drawn."""
+    return st.tuples(*parts).map(lambda found: form.format(*found))
+
+
 def numbers(inner):
-    pairs = st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%"]), inner).map(
-        lambda t: f"({t[0]} {t[1]} {t[2]})"
-    )
-    calls = st.tuples(st.sampled_from(["abs", "int", "float", "math_trunc", "math_floor"]), inner).map(
-        lambda t: f"{t[0]}({t[1]})"
-    )
     lists = st.lists(inner, min_size=1, max_size=4).map(lambda items: f"[{', '.join(items)}]")
-    reduced = st.tuples(st.sampled_from(["sum", "max", "min", "len"]), lists).map(lambda t: f"{t[0]}({t[1]})")
-    passes = st.tuples(st.sampled_from(["sum", "max", "min"]), inner, inner, lists).map(
-        lambda t: f"{t[0]}([v * {t[1]} for v in {t[3]} if v < {t[2]}])"
+    return st.one_of(
+        filled("({} {} {})", inner, st.sampled_from(["+", "-", "*", "/", "//", "%"]), inner),
+        filled("{}({})", st.sampled_from(["abs", "int", "float", "math_trunc", "math_floor"]), inner),
+        filled("{}({})", st.sampled_from(["sum", "max", "min", "len"]), lists),
+        filled("{}([v * {} for v in {} if v < {}])", st.sampled_from(["sum", "max", "min"]), inner, lists, inner),
+        filled("({} ** 2)", inner),
+        filled("({0} if {1} < {2} else {1})", inner, inner, inner),
     )
-    power = inner.map(lambda x: f"({x} ** 2)")
-    choice = st.tuples(inner, inner, inner).map(lambda t: f"({t[0]} if {t[1]} < {t[2]} else {t[1]})")
-    return st.one_of(pairs, calls, reduced, passes, power, choice)
 
 
 number = st.recursive(scalars, numbers, max_leaves=8)
-compared = st.tuples(number, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), number).map(" ".join)
-chained = st.tuples(number, number, number).map(lambda t: f"{t[0]} < {t[1]} <= {t[2]}")
-members = st.tuples(number, st.sampled_from(["in", "not in"]), st.sampled_from(["c", "d['y']", "[1, 2]"])).map(" ".join)
+compared = filled("{} {} {}", number, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), number)
+chained = filled("{} < {} <= {}", number, number, number)
+members = filled("{} {} {}", number, st.sampled_from(["in", "not in"]), st.sampled_from(["c", "d['y']", "[1, 2]"]))
 safe = st.recursive(
     st.one_of(compared, chained, members),
     lambda inner: st.one_of(
-        inner.map(lambda x: f"not ({x})"),
-        st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(lambda t: f"({t[0]}) {t[1]} ({t[2]})"),
-        inner.map(lambda x: f"any([{x} for v in c])"),
-        inner.map(lambda x: f"all([{x} for v in c])"),
+        filled("not ({})", inner),
+        filled("({}) {} ({})", inner, st.sampled_from(["and", "or"]), inner),
+        filled("{}([{} for v in c])", st.sampled_from(["any", "all"]), inner),
     ),
     max_leaves=4,
 )
@@ -74,54 +73,31 @@ def test_fuzz_agrees_with_python(text):
 
 names = st.sampled_from([*VALUES, "nope", "__class__", "v", "open", "_add", "x"])
 constants = st.one_of(
-    st.integers().map(str),
-    st.floats().map(repr),
-    st.text(max_size=5).map(repr),
+    *(st.integers().map(str), st.floats().map(repr), st.text(max_size=5).map(repr)),
     st.sampled_from(["9**9", "1e999", "''"]),
 )
 
 
 def anything(inner):
-    operators = [
-        "+",
-        "-",
-        "*",
-        "/",
-        "//",
-        "%",
-        "**",
-        "<<",
-        ">>",
-        "&",
-        "|",
-        "^",
-        "<",
-        "==",
-        "in",
-        "is",
-        "and",
-        "or",
-        "@",
-        ":=",
-    ]
+    operators = ["+", "-", "*", "/", "//", "%", "**", "<<", ">>", "&", "|", "^", "<", "==", "@", ":="]
+    operators += ["in", "is", "and", "or"]
+    functions = st.sampled_from(sorted(FUNCTIONS))
     return st.one_of(
-        st.tuples(inner, st.sampled_from(operators), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
-        st.tuples(st.sampled_from(["-", "~", "not ", "*", "await ", "lambda: "]), inner).map(
-            lambda t: f"({t[0]}{t[1]})"
-        ),
-        st.tuples(inner, inner).map(lambda t: f"{t[0]}[{t[1]}]"),
-        st.tuples(inner, inner, inner).map(lambda t: f"{t[0]}[{t[1]}:{t[2]}]"),
-        st.tuples(inner, st.sampled_from(["real", "append", "__class__", "format"])).map(lambda t: f"{t[0]}.{t[1]}"),
-        st.tuples(st.sampled_from(sorted(FUNCTIONS)), inner, inner).map(lambda t: f"{t[0]}({t[1]}, {t[2]})"),
-        st.tuples(st.sampled_from([*sorted(FUNCTIONS), "eval", "e"]), inner).map(lambda t: f"{t[0]}({t[1]})"),
-        st.tuples(inner, inner, inner).map(lambda t: f"[{t[0]} for v in {t[1]} if {t[2]}]"),
-        st.tuples(inner, inner, inner).map(lambda t: f"[[{t[0]} for v in {t[1]}] for v in {t[2]}]"),
-        st.tuples(inner, inner).map(lambda t: f"{{{t[0]} for v in {t[1]} for x in c * 1000}}"),
-        st.tuples(inner, inner, inner).map(lambda t: f"{{{t[0]}: {t[1]} for v in {t[2]}}}"),
+        filled("({} {} {})", inner, st.sampled_from(operators), inner),
+        filled("({}{})", st.sampled_from(["-", "~", "not ", "*", "await ", "lambda: "]), inner),
+        filled("{}[{}]", inner, inner),
+        filled("{}[{}:{}]", inner, inner, inner),
+        filled("{}.{}", inner, st.sampled_from(["real", "append", "__class__", "format"])),
+        filled("{}({}, {})", functions, inner, inner),
+        filled("{}({})", st.one_of(functions, st.sampled_from(["eval", "e"])), inner),
+        filled("[{} for v in {} if {}]", inner, inner, inner),
+        filled("[[{} for v in {}] for v in {}]", inner, inner, inner),
+        filled("{{{} for v in {} for x in c * 1000}}", inner, inner),
+        filled("{{{}: {} for v in {}}}", inner, inner, inner),
         st.lists(inner, max_size=4).map(lambda items: f"({', '.join(items)},)"),
-        inner.map(lambda x: f"f'{{{x}}}'"),
-        inner.map(lambda x: f"({x}) * 10 ** 9"),
-        inner.map(lambda x: f"({x}) * 1000"),
+        filled("f'{{{}}}'", inner),
+        filled("({}) * 10 ** 9", inner),
+        filled("({}) * 1000", inner),
     )
 
 

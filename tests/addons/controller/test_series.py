@@ -9,27 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.core.errors import ControllerError, StateError
 
+from .kit import LOG, NORMS, SCORES, STEP, make, part, rule
 from .test_rules_fuzz import QUIET
 
-NORMS = {"name": "norms", "class": "GradNorm"}
-SCORES = {"name": "scores", "class": "EvalMetrics"}
-STATE = {"name": "state", "class": "TrainingState"}
 
-
-def controller(*metrics, rule="True", events=("on_train_end",)):
-    rules = [{"name": "c", "triggers": list(events), "rule": rule, "operations": ["control.should_log"]}]
-    return TrainerController({"controller_metrics": list(metrics), "controllers": rules})
+def controller(*metrics, text="True", events="on_train_end"):
+    return make(rule("c", events, text, LOG), metrics=metrics)
 
 
 def window(of="norms['total']", size=3, name="w", **more):
-    return {"name": name, "class": "Window", "arguments": {"of": of, "size": size, **more}}
+    return part(name, "Window", of=of, size=size, **more)
 
 
 def best(of="norms['total']", mode="min", name="b", **more):
-    return {"name": name, "class": "Best", "arguments": {"of": of, "mode": mode, **more}}
+    return part(name, "Best", of=of, mode=mode, **more)
 
 
 def steps(one, values, start=0):
@@ -53,13 +48,8 @@ def test_series_window_has_a_value_once_it_is_full():
 
 def test_series_of_scores_are_by_evaluations():
     """A step without an evaluation adds nothing; with `by` it does."""
-    one = controller(
-        SCORES,
-        NORMS,
-        window("scores['f']"),
-        window("scores['f'] * norms['total']", name="v"),
-        window("w['mean']", 1, "x"),
-    )
+    both = window("scores['f'] * norms['total']", name="v")
+    one = controller(SCORES, NORMS, window("scores['f']"), both, window("w['mean']", 1, "x"))
     for step in range(6):
         one.on_event("on_step_end", step=step, grad_norm=1.0)
         if step % 2:
@@ -75,7 +65,7 @@ def test_series_of_scores_are_by_evaluations():
 
 def test_series_computes_its_metrics_where_no_rule_is():
     """The step is computed on events with rules alone, unless a window needs it."""
-    one = controller(STATE, window("state['step']", 2))
+    one = controller(STEP, window("state['step']", 2))
     for step in range(3):
         one.on_event("on_step_end", step=step)
     assert one.values["w"]["values"] == [1.0, 2.0]
@@ -161,10 +151,7 @@ def test_series_refuses_another_state(saved):
 @pytest.mark.parametrize(
     "metrics, reason",
     [
-        (
-            (window(), NORMS),
-            r"controller_metrics\[0\].arguments: Can't use 'of' .*the name of a metric \(there is none\)",
-        ),
+        ((window(), NORMS), r"metrics\[0\].arguments: Can't use 'of' .*the name of a metric \(there is none\)"),
         ((NORMS, window("w['mean']")), "name of a metric"),
         ((NORMS, window("norms")), r"norms\['total'\]"),
         ((NORMS, window("norms['totl']")), "Did you mean 'total'"),
@@ -186,9 +173,8 @@ def test_series_bad_input(metrics, reason):
 
 def test_series_that_is_no_number():
     one = controller(SCORES, window("scores['f']"))
-    with pytest.raises(
-        ControllerError, match=r"metric 'w' on on_evaluate at step 3.*a number, but gave 'a'.*scores\['f'\]"
-    ):
+    reason = r"metric 'w' on on_evaluate at step 3.*a number, but gave 'a'.*scores\['f'\]"
+    with pytest.raises(ControllerError, match=reason):
         one.on_event("on_evaluate", step=3, scores={"f": "a"})
 
 
@@ -200,9 +186,9 @@ def test_series_keys_in_a_run():
 
 
 def test_series_a_window_that_fills_is_not_warned_of(caplog):
-    one = controller(NORMS, window(), rule="w['mean'] > 0", events=["on_step_end"])
+    one = controller(NORMS, window(), text="w['mean'] > 0", events="on_step_end")
     assert [bool(one.on_event("on_step_end", step=i, grad_norm=1.0)) for i in range(3)] == [False, False, True]
     assert not caplog.records
-    one = controller(NORMS, window(), rule="w['mean'] > 0", events=["on_step_end"])
+    one = controller(NORMS, window(), text="w['mean'] > 0", events="on_step_end")
     one.on_event("on_step_end", step=0)
     assert "The metric 'w' is not available" in caplog.text

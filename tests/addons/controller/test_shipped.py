@@ -17,7 +17,7 @@ from thinc_torchopt.loop.checkpoint_folder import steps_of
 from ...conftest import CONFIGS
 from ...models import toy_examples, toy_pipeline
 from ...spacy_cli import spacy_cli
-from .test_training import config_for, firings, run
+from .kit import config_for, firings, run
 
 FOLDER = CONFIGS / "controllers"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -9,7 +9,6 @@ import math
 
 import pytest
 import spacy
-import srsly
 from confection import Config
 from spacy.training import loop
 from spacy.training.initialize import init_nlp
@@ -23,80 +22,32 @@ from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerErr
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ...conftest import CONFIGS
-from ...models import TOK2VEC, pipeline_params, same, toy_examples, toy_pipeline
-from ...runs import run_and_tell
+from ...models import ready_pipeline
 from ...spacy_cli import train as train_by_command
-
-STEP = {"name": "state", "class": "TrainingState"}
-STOP = "control.should_training_stop"
-
-
-def rule(name, event, text, *operations, **more):
-    return {"name": name, "triggers": [event], "rule": text, "operations": list(operations), **more}
-
-
-def definition(*rules, metrics=(STEP,), operations=()):
-    return {"controller_metrics": list(metrics), "operations": list(operations), "controllers": list(rules)}
-
-
-def config_for(folder, corpus, rules, *, steps=12, checkpoint=False, **optimizer):
-    """A small tagger, on the small corpus. rules (dict | None): A definition."""
-    config = Config().from_disk(CONFIGS / "controller.cfg", interpolate=False)
-    config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"])}
-    config["nlp"]["lang"] = "xx"  # made in a quarter of the time of an English one
-    config["components"]["tagger"]["model"]["tok2vec"] = {**TOK2VEC, "width": 32, "depth": 1}
-    config["training"] |= {"max_steps": steps, "eval_frequency": 4}
-    config["training"]["batcher"]["size"] = 60
-    config["training"]["optimizer"]["learn_rate"] = 0.01
-    config["training"]["optimizer"].pop("controller")
-    if rules is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        srsly.write_yaml(folder / "rules.yaml", rules)
-        config["training"]["optimizer"]["controller"] = {
-            "@misc": "thinc-torchopt.TrainerController.v1",
-            "definition": str(folder / "rules.yaml"),
-        }
-    if checkpoint:
-        config["training"]["optimizer"]["checkpoint"] = {
-            "@misc": "thinc-torchopt.Checkpoint.v1",
-            "path": str(folder / "state"),
-            "keep": 9,
-        }
-    config["training"]["optimizer"] |= optimizer
-    return config
-
-
-def run(config, output=None, *, crash_at=None, at=None, log_at=None):
-    """`spacy train` in this process. at, log_at (dict): Functions to call in a step, and in the logger. RETURNS: the
-    pipeline, what loggers got at each step, and the output.
-    """
-    infos = {}
-
-    def tell(found):
-        (log_at or {}).get(found["step"], lambda: None)()
-        infos[found["step"]] = {**found, "losses": dict(found["losses"])}
-
-    def act(step):
-        (at or {}).get(step, lambda: None)()
-
-    nlp, text = run_and_tell(config, output, tell, crash_at=crash_at, act=act)
-    return nlp, infos, text
-
-
-def firings(infos):
-    """Step, controller and action of each."""
-    return [
-        (firing["step"], firing["controller"], firing["action"])
-        for info in infos.values()
-        for firing in info.get("controller", ())
-    ]
+from .kit import (
+    CUT,
+    LAST,
+    LOG,
+    LOSS,
+    LOWER,
+    NORMS,
+    NOTE,
+    SCORES,
+    STEP,
+    STOP,
+    config_for,
+    definition,
+    firings,
+    part,
+    rule,
+    run,
+    same_params,
+)
 
 
 def test_controller_stops_cleanly_at_a_loss(corpus, tmp_path):
     """By the command: exit code 0, the last model, spaCy's success line, and a log that says why."""
-    rules = definition(
-        rule("low", "on_step_end", 'loss["per_word"] < 0.3', STOP), metrics=[{"name": "loss", "class": "Loss"}]
-    )
+    rules = definition(rule("low", "on_step_end", 'loss["per_word"] < 0.3', STOP), metrics=[part("loss", "Loss")])
     config, log = config_for(tmp_path, corpus, rules, steps=200), tmp_path / "log.jsonl"
     config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(log), "every": 50}
     config.to_disk(tmp_path / "config.cfg")
@@ -113,42 +64,47 @@ def test_controller_stops_cleanly_at_a_loss(corpus, tmp_path):
     assert said in done.stdout + done.stderr, done.stdout + done.stderr
 
 
+def test_controller_losses_are_divided_by_words(corpus, tmp_path):
+    rules = definition(rule("each", "on_step_end", "loss['per_word'] < loss['per_example']", LOG), metrics=[LOSS])
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=1))
+    [firing] = infos[0]["controller"]
+    assert firing["values"]["loss"]["per_word"] == infos[0]["losses"]["tagger"] / infos[0]["words"]
+
+
+def at(step, *operations, event="on_step_end", **more):
+    return rule(f"at-{step}", event, f'state["step"] == {step}', *operations, **more)
+
+
 def test_controller_stops_on_the_score_with_patience(corpus, tmp_path):
-    rules = definition(
-        rule("plateau", "on_evaluate", 'scores["score"] >= 0', STOP, patience={"patience_threshold": 2}),
-        metrics=[{"name": "scores", "class": "EvalMetrics"}],
-    )
-    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=50))
+    patience = {"patience_threshold": 2}
+    plateau = rule("plateau", "on_evaluate", 'scores["score"] >= 0', STOP, patience=patience)
+    _, infos, _ = run(config_for(tmp_path, corpus, definition(plateau, metrics=[SCORES]), steps=50))
     assert list(infos) == list(range(9))  # evaluated after 0, 4 and 8
     assert firings(infos) == [(8, "plateau", "should_training_stop")]
 
 
+GROUPS = {"lower": {"params": ["*embed*"]}}
+
+
 def test_controller_cuts_and_sets_rates(corpus, tmp_path):
     """Of the groups that are named, from the next step on; down to the smallest."""
-    cut = {
-        "name": "cut",
-        "class": "LearnRateControl",
-        "arguments": {"groups": ["lower"], "factor": 0.5, "min_rate": 0.003},
-    }
-    put = {"name": "put", "class": "LearnRateControl", "arguments": {"groups": ["def*"], "rate": 0.007}}
     rules = definition(
         rule("often", "on_step_end", 'state["step"] % 2 == 1', "cut.should_cut"),
-        rule("once", "on_step_end", 'state["step"] == 4', "put.should_set"),
-        operations=[cut, put],
+        at(4, "put.should_set"),
+        operations=[
+            part("cut", "LearnRateControl", groups=["lower"], factor=0.5, min_rate=0.003),
+            part("put", "LearnRateControl", groups=["def*"], rate=0.007),
+        ],
     )
-    groups = {"lower": {"params": ["*embed*"]}}
-    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=6, param_groups=groups))
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=6, param_groups=GROUPS))
     lower, others = ([info["learn_rates"][name] for info in infos.values()] for name in ("lower", "default"))
     assert lower == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.003, 0.003, 0.003])
     assert others == pytest.approx([0.01] * 5 + [0.007] * 2)
 
 
 def test_controller_saves_evaluates_and_ends_epochs(corpus, tmp_path):
-    rules = definition(
-        rule("save", "on_step_end", 'state["step"] == 2', "control.should_save"),
-        rule("late", "on_log", 'state["step"] == 5', "control.should_evaluate"),
-        rule("next", "on_step_end", 'state["step"] == 1', "control.should_epoch_stop"),
-    )
+    late = at(5, "control.should_evaluate", event="on_log")
+    rules = definition(at(2, "control.should_save"), late, at(1, "control.should_epoch_stop"))
     _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=6, checkpoint=True))
     assert [int(path.name[5:]) for path in steps_of(tmp_path / "state")] == [0, 2, 4, 6]
     assert infos[3]["score"] is None and infos[6]["score"] is not None  # asked for too late at 5, it is done after 6
@@ -158,37 +114,25 @@ def test_controller_saves_evaluates_and_ends_epochs(corpus, tmp_path):
 def test_controller_freezes_and_unfreezes(corpus, tmp_path):
     """Within an update it is put off to its end. A run that goes on knows it."""
     rules = definition(
-        rule("freeze", "on_pre_optimizer_step", 'state["step"] == 3', "lower.should_freeze"),
-        rule("unfreeze", "on_step_end", 'state["step"] == 9', "lower.should_unfreeze"),
-        rule("cut", "on_step_end", 'state["step"] == 1', "half.should_cut"),
-        operations=[
-            {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}},
-            {"name": "half", "class": "LearnRateControl", "arguments": {"groups": ["lower"], "factor": 0.5}},
-        ],
+        at(3, "lower.should_freeze", event="on_pre_optimizer_step"),
+        at(9, "lower.should_unfreeze"),
+        at(1, "half.should_cut"),
+        operations=[LOWER, part("half", "LearnRateControl", groups=["lower"], factor=0.5)],
     )
-    groups = {"lower": {"params": ["*embed*"]}}
-    config = config_for(tmp_path / "a", corpus, rules, checkpoint=True, param_groups=groups, use_averages=True)
-    whole, infos, _ = run(config)
+    more = {"checkpoint": True, "param_groups": GROUPS, "use_averages": True}
+    whole, infos, _ = run(config_for(tmp_path / "a", corpus, rules, **more))
     rates = [info["learn_rates"]["lower"] for info in infos.values()]
     # What was cut stays cut.
     assert rates == [0.01] * 2 + [0.005] * 2 + [0.0] * 6 + [0.005] * 3
-    config = config_for(tmp_path / "b", corpus, rules, checkpoint=True, param_groups=groups, use_averages=True)
+    config = config_for(tmp_path / "b", corpus, rules, **more)
     for step in (6, 11, None):  # while they are frozen, and afterwards
         resumed, *_ = run(config, crash_at=step)
     assert same_params(resumed, whole)
 
 
-def same_params(one, other):
-    one, other = pipeline_params(one), pipeline_params(other)
-    return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("event", ["on_step_end", "on_evaluate"])
 def test_controller_goes_back(event, corpus, tmp_path):
-    rules = definition(
-        rule("back", event, 'state["step"] == 8', "back.should_rollback"),
-        operations=[{"name": "back", "class": "RollbackControl", "arguments": {"to": "last"}}],
-    )
+    rules = definition(at(8, "last.should_rollback", event=event), operations=[LAST])
     with pytest.warns(RollbackWarning, match="params of step 4 after step 8: a rule or listener asked"):
         _, infos, _ = run(config_for(tmp_path, corpus, rules, checkpoint=True))
     assert infos[12]["rollbacks"] == 1 and infos[12]["last_rollback"] == (8, 4)
@@ -196,74 +140,45 @@ def test_controller_goes_back(event, corpus, tmp_path):
 
 def test_controller_that_never_fires_changes_nothing(corpus, tmp_path):
     rules = definition(
-        *(
-            rule(f"never-{event}", event, 'state["step"] < -5', STOP)
-            for event in ("on_step_end", "on_evaluate", "on_log")
-        ),
+        *(rule(event, event, 'state["step"] < -5', STOP) for event in ("on_step_end", "on_evaluate", "on_log")),
         rule("norm", "on_optimizer_step", 'norms["total"] < 0 and loss["loss"] < 0', STOP),
-        metrics=[STEP, {"name": "norms", "class": "GradNorm"}, {"name": "loss", "class": "Loss"}],
+        metrics=[STEP, NORMS, LOSS],
     )
     with_rules, infos, _ = run(config_for(tmp_path, corpus, rules, use_averages=True))
     without, others, _ = run(config_for(tmp_path, corpus, None, use_averages=True))
     assert same_params(with_rules, without)
-
-    def lasting(info):
-        return {
-            key: repr(value)
-            for key, value in info.items()
-            if key not in ("run_id", "seconds", "elapsed", "time_spent", "other_scores")
-        }
-
-    assert {step: lasting(info) for step, info in infos.items()} == {
-        step: lasting(info) for step, info in others.items()
-    }
+    passing = ("run_id", "seconds", "elapsed", "time_spent", "other_scores")
+    lasting, expected = (
+        {step: {key: repr(value) for key, value in info.items() if key not in passing} for step, info in each.items()}
+        for each in (infos, others)
+    )
+    assert lasting == expected
 
 
 def test_controller_resumes_exactly(corpus, tmp_path):
     """Windows, patience, cool-downs, and what is yet to be logged: the parts fire as the whole."""
-    window = {
-        "name": "window",
-        "class": "HistoryBasedMetric",
-        "arguments": {"window_size": 3, "source_event": "on_step_end"},
-    }
+    patient = {"patience": {"patience_threshold": 2}, "cooldown": 1}
     rules = definition(
         rule("begin", "on_train_begin", 'state["step"] < 99', "note.should_log"),
-        rule(
-            "tired",
-            "on_step_end",
-            'state["step"] > 0',
-            "cut.should_cut",
-            patience={"patience_threshold": 2},
-            cooldown=1,
-        ),
+        rule("tired", "on_step_end", 'state["step"] > 0', "cut.should_cut", **patient),
         rule("full", "on_step_end", 'len(window["training_loss"]["loss"]) == 3', "note.should_log", max_firings=9),
         rule("saved", "on_save", 'state["step"] == 4', "control.should_evaluate"),
-        metrics=[STEP, window],
-        operations=[
-            {"name": "cut", "class": "LearnRateControl", "arguments": {"factor": 0.9}},
-            {"name": "note", "class": "LogControl", "arguments": {"log_format": "step {step}"}},
-        ],
+        metrics=[STEP, part("window", "HistoryBasedMetric", window_size=3, source_event="on_step_end")],
+        operations=[part("cut", "LearnRateControl", factor=0.9), NOTE],
     )
     _, whole, _ = run(config_for(tmp_path / "whole", corpus, rules, checkpoint=True))
     config, parts = config_for(tmp_path / "parts", corpus, rules, checkpoint=True), {}
     for step in (5, 7, None):
         _, infos, _ = run(config, crash_at=step)
         parts |= infos
-    assert firings(parts) == firings(whole) and len(firings(whole)) > 12
-    assert {name for _, name, _ in firings(whole)} == {"begin", "tired", "full", "saved"}
-    assert [info["learn_rates"] for info in parts.values()] == [info["learn_rates"] for info in whole.values()]
-    assert [info.get("fired") for info in parts.values()] == [info.get("fired") for info in whole.values()]
+    assert {name for _, name, _ in firings(whole)} == {"begin", "tired", "full", "saved"} and len(firings(whole)) > 12
     assert parts[5]["score"] is not None
-    windows, others = (
-        [
-            firing["values"]["window"]["training_loss"]
-            for info in infos.values()
-            for firing in info.get("controller", ())
-            if firing["controller"] == "full"
-        ]
-        for infos in (parts, whole)
-    )
-    assert windows == others
+
+    def told(infos):
+        every = [firing for info in infos.values() for firing in info.get("controller", ())]
+        return every, [(info["learn_rates"], info.get("fired")) for info in infos.values()]
+
+    assert told(parts) == told(whole)
 
 
 def test_controller_that_stopped_stays_so(corpus, tmp_path):
@@ -275,32 +190,22 @@ def test_controller_that_stopped_stays_so(corpus, tmp_path):
 
 
 def test_controller_tells_the_console(corpus, tmp_path, caplog):
-    note = {"name": "note", "class": "LogControl", "arguments": {"log_format": "step {step}", "log_level": "warning"}}
-    rules = definition(rule("odd", "on_step_end", 'state["step"] % 2 == 1', "note.should_log"), operations=[note])
+    rules = definition(rule("odd", "on_step_end", 'state["step"] % 2 == 1', "note.should_log"), operations=[NOTE])
     config = config_for(tmp_path, corpus, rules, steps=5)
     text = io.StringIO()
     with caplog.at_level(logging.WARNING, "spacy.torchopt"):
         loop.train(init_nlp(config.interpolate()), None, stdout=text, stderr=io.StringIO())
     rows = [line for line in text.getvalue().splitlines() if line.startswith(("  0", "  1"))]
     assert not rows[0].endswith("fired") and rows[1].endswith("odd fired 2 times")
-    assert [record.getMessage() for record in caplog.records if "step" in record.getMessage()] == [
-        "step 1",
-        "step 3",
-        "step 5",
-    ]
+    assert [text for text in caplog.messages if "step" in text] == ["step 1", "step 3", "step 5"]
 
 
 def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):
     """Which scores there are is known from the first evaluation on."""
-    rules = definition(
-        rule("good", "on_evaluate", 'scores["ents_f"] > 0.9', STOP),
-        metrics=[{"name": "scores", "class": "EvalMetrics"}],
-    )
+    rules = definition(rule("good", "on_evaluate", 'scores["ents_f"] > 0.9', STOP), metrics=[SCORES])
     says = r"controller 'good' on on_evaluate at step 0: expected a key of scores \(.*tag_acc, .*\), found 'ents_f'"
-    with (
-        pytest.raises(ControllerError, match=says),
-        pytest.warns(ConfigWarning, match="A rule may fail in the training: controller 'good'.*found 'ents_f'"),
-    ):
+    doubt = "A rule may fail in the training: controller 'good'.*found 'ents_f'"
+    with pytest.raises(ControllerError, match=says), pytest.warns(ConfigWarning, match=doubt):
         run(config_for(tmp_path, corpus, rules, steps=2))
 
 
@@ -316,7 +221,7 @@ def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):
 )
 def test_controller_finds_names_of_nothing_before_the_training(metric, lookup, says, corpus, tmp_path):
     """Components may report other losses than their own: that is a warning."""
-    metrics = [STEP, {"name": "m", "class": metric}]
+    metrics = [STEP, part("m", metric)]
 
     def config(lookup):
         rules = definition(rule("x", "on_evaluate", f'state["step"] > 99 and m{lookup} < 1', STOP), metrics=metrics)
@@ -338,14 +243,12 @@ def test_controller_finds_components_to_leave_out_that_there_are_not(metric, cor
     """Those that are left out by default may not be there."""
 
     def config(*exclude):
-        metrics = [STEP, {"name": "m", "class": metric, "arguments": {"exclude": list(exclude)}}]
-        return config_for(
-            tmp_path, corpus, definition(rule("x", "on_evaluate", "m is None", STOP), metrics=metrics), steps=1
-        )
+        metrics = [STEP, part("m", metric, exclude=list(exclude))]
+        rules = definition(rule("x", "on_evaluate", "m is None", STOP), metrics=metrics)
+        return config_for(tmp_path, corpus, rules, steps=1)
 
-    with pytest.warns(
-        ConfigWarning, match=r"The metric 'm' may exclude less than you want.*\(tagger\), found tager, taggr\."
-    ):
+    says = r"The metric 'm' may exclude less than you want.*\(tagger\), found tager, taggr\."
+    with pytest.warns(ConfigWarning, match=says):
         run(config("tager", "transformer", "taggr", "tagger"))
     run(config("tok2vec", "transformer", "tagger"))  # without a warning
 
@@ -353,33 +256,20 @@ def test_controller_finds_components_to_leave_out_that_there_are_not(metric, cor
 @pytest.mark.parametrize("given", [None, "debug", "error"])
 def test_controller_logs_what_changes_the_run(given, corpus, tmp_path, caplog):
     """By default what would be a surprise in silence. `trigger_log_level` decides, but not on the end of the run."""
-    actions = ("cut.should_cut", "control.should_evaluate", "lower.should_freeze", "back.should_rollback")
-    quiet = ("control.should_log", "note.should_log")
+    actions = ("cut.should_cut", "control.should_evaluate", "lower.should_freeze", "last.should_rollback")
+    level = {"trigger_log_level": given} if given else {}
     rules = definition(
-        rule(
-            "all",
-            "on_step_end",
-            'state["step"] == 1',
-            *actions,
-            *quiet,
-            config={"trigger_log_level": given} if given else {},
-        ),
+        rule("all", "on_step_end", 'state["step"] == 1', *actions, LOG, "note.should_log", config=level),
         rule("end", "on_step_end", 'state["step"] == 1', STOP),
-        operations=[
-            {"name": "cut", "class": "LearnRateControl", "arguments": {"factor": 0.5}},
-            {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}},
-            {"name": "back", "class": "RollbackControl", "arguments": {"to": "last"}},
-            {"name": "note", "class": "LogControl", "arguments": {"log_format": "noted"}},
-        ],
+        operations=[CUT, LOWER, LAST, NOTE],
     )
     with caplog.at_level(logging.INFO), pytest.warns(RollbackWarning):
         run(config_for(tmp_path, corpus, rules, steps=3, checkpoint=True))
-    found = [record.getMessage() for record in caplog.records if "'all'" in record.getMessage()]
+    found = [text for text in caplog.messages if "'all'" in text]
     taking = [record.levelname for record in caplog.records if "controller [all]" in record.getMessage()]
     if given is None:
-        assert [text.split(" at ")[0] for text in found] == [
-            f"Controller 'all' took {one} on on_step_end" for one in actions
-        ]
+        expected = [f"Controller 'all' took {one} on on_step_end" for one in actions]
+        assert [text.split(" at ")[0] for text in found] == expected
         assert all(", with {'state': {" in text and text.endswith("}.") for text in found)
     assert len(found) == (4 if given is None else 0) and taking == (["ERROR"] * 6 if given == "error" else [])
     assert caplog.text.count(f"Controller 'end' took {STOP} on on_step_end at step 1") == 1
@@ -401,23 +291,22 @@ def test_controller_definition_fails_when_the_config_is_resolved(corpus, tmp_pat
     assert (found.name, found.triggers, found.rule.text) == ("x", ["on_step_end"], 'state["step"] > 1')
 
 
-LOWER = {"name": "do", "class": "FreezeControl", "arguments": {"params": ["nothing/*"]}}
-RATES = {"name": "do", "class": "LearnRateControl", "arguments": {"groups": ["nothing"], "factor": 0.5}}
-BACK = {"name": "do", "class": "RollbackControl"}
+NEEDS = r"needs a block \[training.optimizer.checkpoint"
 
 
 @pytest.mark.parametrize(
-    ("operation", "action", "says"),
+    ("kind", "arguments", "action", "says"),
     [
-        (LOWER, "should_freeze", "'nothing/\\*' in the params to freeze: it matches none"),
-        (RATES, "should_cut", "learning rates of 'nothing': .*matches none of the param groups. There are: default"),
-        (BACK, "should_rollback", r"needs a block \[training.optimizer.checkpoint"),
-        ({**BACK, "arguments": {"to": "last"}}, "should_rollback", r"needs a block \[training.optimizer.checkpoint"),
+        ("FreezeControl", {"params": ["nothing/*"]}, "should_freeze", r"'nothing/\*' in the params to freeze: it"),
+        ("LearnRateControl", {"groups": ["nothing"], "factor": 0.5}, "should_cut", "'nothing': .*There are: default"),
+        ("RollbackControl", {}, "should_rollback", NEEDS),
+        ("RollbackControl", {"to": "last"}, "should_rollback", NEEDS),
     ],
     ids=["freeze", "rates", "best", "last"],
 )
-def test_controller_refuses_what_this_run_can_not_do(operation, action, says, corpus, tmp_path):
+def test_controller_refuses_what_this_run_can_not_do(kind, arguments, action, says, corpus, tmp_path):
     """Before the first step, and before old models are removed."""
+    operation = part("do", kind, **arguments)
     rules = definition(rule("x", "on_step_end", 'state["step"] > 1', f"do.{action}"), operations=[operation])
     (tmp_path / "out" / "model-best").mkdir(parents=True)
     with pytest.raises((ControllerError, ConfigError), match=says):
@@ -442,9 +331,7 @@ def test_controller_shipped_definition_fires_and_stays_quiet():
 
 def test_controller_params_that_thaw_begin_anew():
     """In a loop of one's own as well: what is frozen stays as it is, and its average begins with what it is then."""
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
     model = nlp.get_pipe("tagger").model
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
     optimizer.initialize(nlp)
@@ -470,47 +357,36 @@ def test_controller_params_that_thaw_begin_anew():
         optimizer.freeze(["nothing"])
 
 
+PREDICTED = {"metrics": [part("s", "EvalMetrics", source_event="on_predict")]}
+
+
 @pytest.mark.parametrize(
-    "rules, reason",
+    "events, text, action, more, reason",
     [
-        (
-            definition(rule("r", "on_predict", "True", STOP)),
-            "the trigger on_predict of the controller 'r': spacy train has no such event",
-        ),
-        (
-            definition(rule("r", "on_step_end", "True", STOP) | {"triggers": ["on_log", "on_prediction_step"]}),
-            "the trigger on_prediction_step of the controller 'r'",
-        ),
-        (
-            definition(
-                rule("r", "on_evaluate", "s['score'] > 1", STOP),
-                metrics=[{"name": "s", "class": "EvalMetrics", "arguments": {"source_event": "on_predict"}}],
-            ),
-            "the metric 's': expected .*, found one for on_predict",
-        ),
-        (
-            definition(rule("r", "on_train_begin", "True", "control.should_evaluate", patience={})),
-            "it happens only once, but the rule must be true more than 1 times",
-        ),
+        ("on_predict", "True", "training_stop", {}, "the trigger on_predict of the controller 'r': spacy train has no"),
+        (["on_log", "on_prediction_step"], "True", "save", {}, "the trigger on_prediction_step of the controller 'r'"),
+        ("on_evaluate", "s['score'] > 1", "save", PREDICTED, "the metric 's': expected .*, found one for on_predict"),
+        ("on_train_begin", "True", "evaluate", {"patience": {}}, "once, but the rule must be true more than 1 times"),
         *(
-            (definition(rule("r", "on_train_end", "True", f"control.{action}")), f"control.{action} on on_train_end")
-            for action in ("should_epoch_stop", "should_evaluate", "should_log")
+            ("on_train_end", "True", action, {}, f"control.should_{action} on on_train_end")
+            for action in ("epoch_stop", "evaluate", "log")
         ),
+        ("on_exception", "True", "training_stop", {}, r"control\.should_training_stop on on_exception: an error ends"),
     ],
 )
-def test_controller_rules_that_could_never_act_are_refused(rules, reason):
+def test_controller_rules_that_could_never_act_are_refused(events, text, action, more, reason):
     """Before the training: a loop of one's own may send other events, so the definition alone is in order."""
+    limits = {"patience": more["patience"]} if "patience" in more else {}
+    one = rule("r", events, text, f"control.should_{action}", **limits)
+    rules = definition(one, metrics=more.get("metrics", [STEP]))
     optimizer = TorchOptimizer(AdamW(), controller=trainer_controller(rules))
     with pytest.raises(ControllerError, match=reason):
         Rules(optimizer.attachments["controller"].build(), optimizer)
 
 
-LAST = {"class": "LogControl", "arguments": {"log_format": "{error_type}: {error_text} at {step}, {state/error_type}"}}
-
-
 def failing(*more, text="True"):
-    rules = [rule("tell", "on_exception", text, "note.should_log"), *more]
-    return definition(*rules, operations=[{"name": "note", **LAST}])
+    note = part("note", "LogControl", log_format="{error_type}: {error_text} at {step}, {state/error_type}")
+    return definition(rule("tell", "on_exception", text, "note.should_log"), *more, operations=[note])
 
 
 @pytest.mark.parametrize("place", ["hook", "logger", "rule"])
@@ -539,9 +415,3 @@ def test_controller_a_rule_that_fails_at_an_error_does_not_hide_it(corpus, tmp_p
     with pytest.raises(RuntimeError, match="out of memory"):
         run(config, at={5: breaks})
     assert "A listener failed at on_exception" in caplog.text and "ZeroDivisionError" in caplog.text
-
-
-def test_controller_refuses_actions_after_an_error(corpus, tmp_path):
-    rules = definition(rule("r", "on_exception", "True", STOP))
-    with pytest.raises(ControllerError, match=r"control\.should_training_stop on on_exception: an error ends"):
-        run(config_for(tmp_path, corpus, rules))

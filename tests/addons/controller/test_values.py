@@ -2,9 +2,10 @@
 
 import pytest
 
-from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.addons.controller.rules import Rule
 from thinc_torchopt.addons.controller.values import looked_up
+
+from .kit import LOG, LOSS, make, rule
 
 VALUES = {
     "loss": {"loss": 3.0, "per_word": 0.5, "components": {"ner": 1.0, "tagger": 2.0}},
@@ -22,10 +23,7 @@ VALUES = {
         ("loss['components']['ner'] < norm", {"loss": {"components": {"ner": 1.0}}, "norm": 2.0}),
         ("max(loss['components'][k] for k in ['ner']) > 0", {"loss": {"components": VALUES["loss"]["components"]}}),
         ("len(loss) > 1 and loss['loss'] > 1", {"loss": VALUES["loss"]}),
-        (
-            "get(scores, ['ents_per_type', 'ORG', 'f'], 0) > 0",
-            {"scores": {"ents_per_type": {"ORG": {"f": 0.25}}}},
-        ),
+        ("get(scores, ['ents_per_type', 'ORG', 'f'], 0) > 0", {"scores": {"ents_per_type": {"ORG": {"f": 0.25}}}}),
         ("get(scores['ents_per_type'], 'PER') is None", {"scores": {"ents_per_type": {"PER": None}}}),
         ("get(scores, 'x', loss['loss']) > 1", {"scores": {"x": None}, "loss": {"loss": 3.0}}),
         ("get({'a': norm}, 'a') > 1", {"norm": 2.0}),
@@ -45,21 +43,10 @@ def test_values_are_all_that_a_rule_needs(text, expected):
 
 
 def test_values_are_the_values_of_a_firing():
-    controllers = [
-        {
-            "name": "a",
-            "triggers": ["on_step_end"],
-            "rule": "loss['per_word'] < 1",
-            "operations": ["control.should_log"],
-        },
-        {
-            "name": "b",
-            "triggers": ["on_step_end"],
-            "rule": "fired['a']['times'] == 1",
-            "operations": ["control.should_log"],
-        },
-    ]
-    one = TrainerController({"controller_metrics": [{"name": "loss", "class": "Loss"}], "controllers": controllers})
-    a, b = one.on_event("on_step_end", step=1, losses={"ner": 5.0}, batch_words=10)
+    rules = (
+        rule("a", "on_step_end", "loss['per_word'] < 1", LOG),
+        rule("b", "on_step_end", "fired['a']['times'] == 1", LOG),
+    )
+    a, b = make(*rules, metrics=[LOSS]).on_event("on_step_end", step=1, losses={"ner": 5.0}, batch_words=10)
     assert a.values == {"loss": {"per_word": 0.5}} and b.values == {"fired": {"a": {"times": 1}}}
     assert str(a).endswith("with {'loss': {'per_word': 0.5}}")

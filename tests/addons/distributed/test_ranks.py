@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.addons.distributed.data import deal
-from thinc_torchopt.addons.distributed.settings import Distributed
-from thinc_torchopt.core.errors import CheckpointWarning, ConfigError
+from thinc_torchopt.core.errors import CheckpointWarning
 from thinc_torchopt.loop.checkpoint_folder import read_checkpoint
 
 from ...runs import config_for, run
@@ -328,20 +327,6 @@ def test_ranks_of_another_number_go_on(ranks, size, tmp_path):
         launch(tmp_path, "longer", ranks=size)
     found = read_checkpoint(tmp_path / "state-1" / "state" / "step-00000012")
     assert found.data.sizes == [(2, 10), (size, 3)] and found.progress.step == 12
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"reduce": "max"}, "Can't set 'reduce' in .training.optimizer.distributed.: expected 'sum' or 'mean'"),
-        ({"backend": "mpi"}, "expected null, 'gloo' or 'nccl', found 'mpi'"),
-        ({"timeout_seconds": 0}, "expected a number of at least 1, found 0"),
-        ({"scale_learn_rate": 2}, "expected 'none', 'linear' or 'sqrt', found 2"),
-    ],
-)
-def test_ranks_settings_are_checked(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        Distributed(**settings)
 
 
 @given(lengths=st.lists(st.integers(0, 60), max_size=40), ranks=st.integers(1, 6))

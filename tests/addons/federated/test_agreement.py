@@ -12,7 +12,7 @@ from thinc_torchopt.addons.federated.settings import Federated
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, PipelineError
 
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline
 from .pipelines import paths, pipeline, small_config
 
 
@@ -129,8 +129,7 @@ def test_agreement_config_must_be_there(texts):
 
 def test_agreement_on_frozen_components(texts, tmp_path):
     """Each client has its own copy, perhaps elsewhere. What counts is what is in it."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline(["tagger"], shared=False)
     for name in ("here", "there"):
         nlp.to_disk(tmp_path / name)
     nlp.get_pipe("tagger").model.get_ref("output_layer").get_param("b")[0] += 1.0

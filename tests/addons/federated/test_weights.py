@@ -10,12 +10,11 @@ from thinc_torchopt.addons.federated.weights import Weights
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import PipelineError
 
-from ...models import same, snapshot, torch_model, toy_examples, toy_pipeline
+from ...models import ready_pipeline, same, snapshot, torch_model
 
 
 def initialized(components=("tagger", "ner"), **settings):
-    nlp = toy_pipeline(components, **settings)
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline(components, **settings)
     return nlp
 
 

@@ -23,7 +23,7 @@ from thinc_torchopt.core.errors import ConfigError, StateError
 from thinc_torchopt.core.types import BatchSize
 
 from ... import runs
-from ...models import params_of, pipeline_params, same, torch_model, toy_examples, toy_pipeline
+from ...models import params_of, pipeline_params, ready_pipeline, same, torch_model, toy_examples, toy_pipeline
 from .compare import assert_same
 
 CONFIG = """
@@ -74,9 +74,7 @@ def inner(optimizer) -> Modular:
 
 
 def pipeline(optimizer=None):
-    nlp = toy_pipeline()
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline()
     if optimizer is not None:
         optimizer.initialize(nlp)
     return nlp, examples

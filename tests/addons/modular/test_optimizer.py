@@ -10,14 +10,22 @@ import pytest
 import torch
 from thinc.api import Linear, warmup_linear
 
-from thinc_torchopt.addons.modular.blocks import Block
 from thinc_torchopt.addons.modular.clipping import GaussianNoise, secure_normal
-from thinc_torchopt.addons.modular.module import Module
+from thinc_torchopt.addons.modular.module import Block, Module
 from thinc_torchopt.addons.modular.moments import Adam, Momentum
 from thinc_torchopt.addons.modular.optimizer import Modular
+from thinc_torchopt.addons.modular.scaffold import ScaffoldAuxVar
 from thinc_torchopt.addons.modular.specs import MODULES, REGULARIZERS
 from thinc_torchopt.core.compat import has_pytorch_optimizer
-from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, ConfigWarning, ParamError, StateError
+from thinc_torchopt.core.errors import (
+    AuxVarError,
+    ConfigError,
+    ConfigTypeError,
+    ConfigWarning,
+    ParamError,
+    StateError,
+    TorchOptError,
+)
 from thinc_torchopt.modular import list_optim_modules, list_optim_regularizers
 
 from .compare import assert_same
@@ -320,6 +328,14 @@ def test_optimizer_noise_is_normal(safe):
     assert abs(float(noise.var()) / std**2 - 1) < 5 * math.sqrt(2 / n)
     assert abs(float((noise / std).pow(4).mean()) - 3) < 5 * math.sqrt(96 / n)
     assert bool(torch.isfinite(noise).all())
+
+
+def test_optimizer_noise_with_a_seed_has_torchs_numbers():
+    """declearn's are NumPy's."""
+    param = torch.nn.Parameter(torch.zeros(2, 3))
+    noise = ("gaussian-noise", {"safe_mode": False, "seed": 3})
+    updates = Modular([param], 1.0, modules=[noise]).compute_updates_from_gradients([torch.zeros(2, 3)])
+    assert torch.equal(updates["0"], -torch.randn(6, generator=torch.Generator().manual_seed(3)).view(2, 3))
 
 
 def test_optimizer_noise_in_safe_mode_is_finite_at_the_ends(monkeypatch):
@@ -689,6 +705,19 @@ def test_optimizer_clipping_the_samples_of_an_empty_batch_leaves_the_noise(norma
         assert bool(param.isfinite().all()) and not torch.equal(old, param)
 
 
+def test_optimizer_samples_that_are_clipped_have_dropout_of_their_own():
+    """With one mask, equal samples would have equal gradients: the weight would move by all of the limit, or not."""
+    moved = set()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        layer = torch.nn.Linear(1, 1, bias=False)
+        model, before = torch.nn.Sequential(torch.nn.Dropout(0.5), layer), layer.weight.detach().clone()
+        batch, optimizer = (torch.ones(64, 1), torch.zeros(64, 1)), Modular(layer.named_parameters(), 1.0)
+        optimizer.run_train_step(model, batch, sclip=0.125, loss=lambda found, _: found.sum())
+        moved.add(round(float(before - layer.weight.detach()), 6))
+    assert len(moved) > 2 and all(0.0 < move < 0.125 for move in moved)
+
+
 def test_optimizer_samples_cannot_be_clipped_apart_behind_batch_norm():
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
     optimizer, loss = Modular(model.named_parameters(), 0.1), torch.nn.functional.cross_entropy
@@ -722,17 +751,68 @@ def test_optimizer_refuses_what_cannot_work(kind, spec, field):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"lr": -1.0},
-        {"lr": math.nan},
-        {"lr": 1.0, "weight_decay": -1.0},
-        {"lr": 1.0, "weight_decay": False},
-    ],
+    [{"lr": -1.0}, {"lr": math.nan}, {"lr": 1.0, "weight_decay": -1.0}, {"lr": 1.0, "w_decay": False}],
     ids=str,
 )
 def test_optimizer_refuses_rates_below_zero(settings):
     with pytest.raises(ValueError, match="expected a number of at least 0"):
         Modular(params().items(), **settings)
+
+
+def test_optimizer_names_of_declearn_have_its_decay():
+    """`w_decay` is not scaled by the rate."""
+    kinds = [{"lr": 0.1, "weight_decay": 0.5}, {"lrate": 0.1, "w_decay": 0.5}, {"lrate": 1, "weight_decay": 0.5}]
+    assert [Modular(params().items(), **names).decay for names in kinds] == ["adamw", "declearn", "adamw"]
+
+
+class AdamModule:
+    """As in declearn."""
+
+    name = "adam"
+
+    def get_config(self):
+        return {}
+
+
+AUX = ScaffoldAuxVar(delta=0.0, clients=("a",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "call"),
+    [
+        (TypeError, "expected a list", lambda make: make(modules="adam")),
+        (TypeError, "a name, or a pair of a name and a dict", lambda make: make(modules=[AdamModule()])),
+        (KeyError, "Did you mean 'adam'", lambda make: make(modules=["adams"])),
+        (KeyError, "expected a dict with version", lambda make: make().set_state({"lrate": {"steps": 0}})),
+        (TypeError, "ScaffoldAuxVar", lambda make: make(modules=["scaffold-client"]).process_aux_var({"scaffold": 1})),
+        (AuxVarError, "several of a", lambda make: sum([AUX, AUX])),
+    ],
+)
+def test_optimizer_errors_are_builtins_too(kind, told, call):
+    with pytest.raises(kind, match=told) as caught:
+        call(lambda **settings: Modular(params().items(), 0.1, **settings))
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, TorchOptError)
+
+
+def test_optimizer_scaffold_counts_the_steps_of_each_param():
+    """The mean is over the steps in which a param had a gradient: 1 / 1, not 1 / 2."""
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = Modular([("first", first), ("second", second)], 0.1, modules=["scaffold-client"])
+    for step in range(2):
+        first.grad, second.grad = torch.ones(2), torch.ones(2) if step else None
+        optimizer.step()
+    delta = optimizer.collect_aux_var()["scaffold"].delta
+    assert all(torch.equal(value, torch.ones(2)) for value in delta.values())
+
+
+def test_optimizer_takes_auxiliary_variables_of_several_clients():
+    def sent(client):
+        return {"scaffold": ScaffoldAuxVar(delta={"0": torch.ones(2)}, clients=(client,))}
+
+    one, other = (Modular([torch.nn.Parameter(torch.ones(2))], 0.1, modules=["scaffold-server"]) for _ in range(2))
+    one.process_aux_var([sent("a"), sent("b")])
+    other.process_aux_var({"scaffold": sent("a")["scaffold"] + sent("b")["scaffold"]})
+    assert_same(one.get_state(), other.get_state())
 
 
 def test_optimizer_two_modules_that_exchange_one_variable_are_an_error_and_scaffold_comes_first():

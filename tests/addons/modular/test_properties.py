@@ -69,6 +69,7 @@ CHAINS = st.fixed_dictionaries(
         "modules": specs(MODULES, 4).filter(one_exchange),
     }
 )
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 EXAMPLES = settings(derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 quiet = pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.ConfigWarning")
 
@@ -89,16 +90,17 @@ def like(found):
 
 @quiet
 @EXAMPLES
-@given(chain=CHAINS, cut=st.integers(0, 4), round_at=st.integers(0, 6))
-def test_properties_config_rebuilds_and_state_resumes(chain, cut, round_at):
-    found = params()
+@given(chain=CHAINS, cut=st.integers(0, 4), round_at=st.integers(0, 6), as_json=st.booleans(), dtype=DTYPES)
+def test_properties_config_rebuilds_and_state_resumes(chain, cut, round_at, as_json, dtype):
+    found = params(dtype=dtype)
     optimizer = Modular(found.items(), **chain)
     steps(found, optimizer, 0, cut, round_at)
     again = like(found)
     config = json.loads(json.dumps(optimizer.get_config()))
     resumed = Modular.from_config(again.items(), config)
     assert resumed.get_config() == optimizer.get_config()
-    resumed.set_state(optimizer.get_state())
+    state = optimizer.get_state(as_json=as_json)
+    resumed.set_state(json.loads(json.dumps(state)) if as_json else state)
     assert_same(resumed.get_state(), optimizer.get_state())
     for own, each in ((found, optimizer), (again, resumed)):
         steps(own, each, cut, 3, round_at)

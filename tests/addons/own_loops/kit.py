@@ -5,16 +5,7 @@ import warnings
 import torch
 
 from thinc_torchopt.addons.own_loops.controller import LearnRateController
-from thinc_torchopt.addons.own_loops.watchdog import CircuitBreaker
 from thinc_torchopt.core.errors import LearnRateWarning
-
-
-class Clock:
-    def __init__(self, now=0.0):
-        self.now = now
-
-    def __call__(self):
-        return self.now
 
 
 def make_params(n=1, shape=(3, 2)):
@@ -42,10 +33,10 @@ def quiet(call):
         return call()
 
 
-def broken(policy, *, mode="restore", clock=None, times=3):
+def broken(policy, *, mode="restore", times=3):
     """A controller into whose group somebody wrote before each of three steps."""
     optimizer = sgd(0.5)
-    controller = LearnRateController(on_outside_write=mode, breaker=CircuitBreaker(clock=clock or Clock()))
+    controller = LearnRateController(on_outside_write=mode)
     controller.register_optimizer("m", optimizer, policy)
     for _ in range(times):
         optimizer.param_groups[0]["lr"] += 0.1

@@ -23,7 +23,7 @@ from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
 from ...core.state.test_files import damage
 from ...forks import python
-from ...models import backprop, grads_of, mixed_model, pipeline_params, same, toy_examples, toy_pipeline
+from ...models import backprop, grads_of, mixed_model, pipeline_params, ready_pipeline, same, toy_examples, toy_pipeline
 from ...spacy_cli import spacy_cli
 
 
@@ -213,8 +213,7 @@ def test_python_loop_says_what_is_wrong(tmp_path):
 
 
 def test_python_loop_says_what_does_not_work_before_it_begins(tmp_path):
-    nlp = toy_pipeline(["tagger"])
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline(["tagger"])
     settings = {"rollback_after": 3, "checkpoint": Checkpoint(str(tmp_path / "state"))}
     with pytest.warns(ConfigWarning, match="'rollback_after' of the optimizer has no effect"):
         Checkpoints(tmp_path, nlp, TorchOptimizer(AdamW(), **settings))
@@ -277,8 +276,7 @@ def test_python_loop_keeps_gradients_that_wait(tmp_path):
     """thinc's and torch's, by name; those that a broken step left behind go."""
 
     def mixed():
-        nlp = toy_pipeline(["tagger"], shared=False)
-        nlp.initialize(lambda: toy_examples(nlp))
+        nlp, _ = ready_pipeline(["tagger"], shared=False)
         nlp.get_pipe("tagger").model = model = mixed_model()
         return nlp, model
 

@@ -122,13 +122,11 @@ def test_learn_rate_new_params_have_names_if_the_others_have():
     controller.register_optimizer("m", optimizer, 0.1)
     controller.add_params("m", list(zip("cd", make_params(2))))
     assert optimizer.param_groups[1]["param_names"] == ["c", "d"]
-    with pytest.raises(
-        ConfigError, match="expected pairs of name and param, as it has already, found others at place 0"
-    ):
+    with pytest.raises(ConfigError, match="torch says: all optimizer param groups should be with"):
         controller.add_params("m", make_params())
     plain = sgd(0.1)
     controller.register_optimizer("plain", plain, 0.1)
-    with pytest.raises(ConfigError, match="expected params without names"):
+    with pytest.raises(ConfigError, match="torch says: all optimizer param groups should be with"):
         controller.add_params("plain", list(zip("cd", make_params(2))))
 
 
@@ -140,14 +138,10 @@ def test_learn_rate_refuses_params_that_can_not_be_added():
     one = make_params()[0]
     for params, options, said in [
         ([], {}, "Can't add params to optimizer 'm': expected at least one param, found none"),
-        (
-            optimizer.param_groups[1]["params"],
-            {},
-            r"expected params that are new, found one of shape \(3, 2\) at place 0 that it has",
-        ),
-        ([one, one], {}, "at place 1 that it has already"),
-        ([one * 2], {}, r"expected leaf tensors, found one of shape \(3, 2\) at place 0 that was computed"),
-        ([3.0], {}, "expected tensors, found 3.0 at place 0"),
+        (optimizer.param_groups[1]["params"], {}, "expected new params .* torch says: .* more than one"),
+        ([one, one], {}, "expected each param once, found one twice"),
+        ([one * 2], {}, "torch says: can't optimize a non-leaf Tensor"),
+        ([3.0], {}, "torch says: optimizer can only optimize Tensors"),
         ([one], {"parent": "n"}, r"expected a parent among \['m/0', 'm/1'\], or its index, found 'n'"),
         ([one], {"parent": -1}, "or its index, found -1"),
         ([one], {"parent": 1}, "expected a parent that learns, found 'm/1', which is frozen"),

@@ -75,14 +75,11 @@ def change_group(optimizer, change):
             "add_params instead",
             {"m/0": 0.1, "m/1": 0.2, "m/2": 0.3, "m/3": None},
         ),
-        (
-            "gone",
-            "Param group 'm/1' was removed from optimizer 'm' at step 1: expected 3 groups, found 2. The change is "
-            "kept.",
-            {"m/0": 0.1, "m/2": 0.3},
-        ),
+        ("gone",
+         "Param group 'm/1' was removed from optimizer 'm' at step 1: expected 3 groups, found 2. The change is kept.",
+         {"m/0": 0.1, "m/2": 0.3}),
     ],
-)
+)  # fmt: skip
 def test_learn_rate_changed_groups_are_taken_as_they_are(mode, change, said, rates):
     controller, optimizer = three_groups(mode)
     before = controller.checksums
@@ -97,7 +94,7 @@ def test_learn_rate_changed_groups_are_taken_as_they_are(mode, change, said, rat
     assert controller.breaker.state == "closed"
     changed = {id for id in rates if controller.checksums[id] != before.get(id)}
     assert changed == {"params": {"m/0"}, "options": {"m/0"}, "came": {"m/3"}, "gone": set()}[change]
-    assert [list(snapshot.checksums.values()) for snapshot in controller.history[:1]] == [list(before.values())]
+    assert [list(snapshot.checksums.values()) for snapshot in list(controller.history)[:1]] == [list(before.values())]
     controller.unregister_optimizer("m")
 
 

@@ -211,11 +211,8 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
     "value, options, said",
     [
         ("steep", {}, r"policy of 'm': expected one of 'adaptive', 'cosine', 'frozen', 'warmup', found 'steep'"),
-        (
-            "cosine",
-            {"steps": 3},
-            r"expected settings among \['total_steps', 'warmup_steps', 'min_factor'\], found \['steps'\]",
-        ),
+        ("cosine", {"steps": 3},
+         r"expected settings among \['total_steps', 'warmup_steps', 'min_factor'\], found \['steps'\]"),
         ("frozen", {"args": 3}, r"'frozen' of 'm': expected settings among \[\], found \['args'\]"),
         (0.1, {"steps": 3}, r"expected settings with a policy given by its name, found \['steps'\] with 0.1"),
         (-0.1, {}, r"'learn_rate' in 'm': expected a number of at least 0, found -0.1"),
@@ -225,16 +222,10 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
         (None, {}, "found None"),
         (Cosine, {}, "found <class"),
         ([], {}, "schedule of 'm': expected at least one value, found none"),
-        (
-            "cosine",
-            {"total_steps": 0},
-            "'total_steps' in the learn rate policy 'cosine': expected a whole number of at least 1, found 0",
-        ),
-        (
-            "cosine",
-            {"total_steps": 5, "warmup_steps": 6},
-            "'total_steps' in .*: expected a whole number of at least 6, found 5",
-        ),
+        ("cosine", {"total_steps": 0},
+         "'total_steps' in the learn rate policy 'cosine': expected a whole number of at least 1, found 0"),
+        ("cosine", {"total_steps": 5, "warmup_steps": 6},
+         "'total_steps' in .*: expected a whole number of at least 6, found 5"),
         ("cosine", {"min_factor": 1.5}, "'min_factor' in .*: expected a number of at least 0 and at most 1, found 1.5"),
         ("warmup", {"steps": 0.5}, "'steps' in .*: expected a whole number of at least 0, found 0.5"),
         ("warmup", {"start_factor": -1}, "'start_factor'"),
@@ -252,13 +243,10 @@ def test_learn_rate_policies_are_made_of_what_stands_for_them():
         ("cosine", {"max_rate": math.inf}, "'max_rate'"),
         ("adaptive", {"warmup_factor": 2}, "'warmup_factor'"),
         ("adaptive", {"warmup_type": "steep"}, "'warmup_type' in .*: expected 'linear' or 'cosine', found 'steep'"),
-        (
-            "cosine",
-            {"min_rate": 0.1, "min_factor": 0.1},
-            r"expected settings among .*'min_rate'.*, found \['min_factor'\]",
-        ),
+        ("cosine", {"min_rate": 0.1, "min_factor": 0.1},
+         r"expected settings among .*'min_rate'.*, found \['min_factor'\]"),
     ],
-)
+)  # fmt: skip
 def test_learn_rate_policies_refuse_what_can_not_be(value, options, said):
     with pytest.raises(ConfigError, match=said):
         PolicyReader().read(value, "m", options)

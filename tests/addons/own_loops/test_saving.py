@@ -10,12 +10,9 @@ import torch
 
 from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.addons.own_loops.policies import Adaptive
-from thinc_torchopt.addons.own_loops.watchdog import CircuitBreaker
 from thinc_torchopt.core.errors import ConfigTypeError, LearnRateWarning, StateError
-from thinc_torchopt.core.rates.writer import RateHistory, RateHistoryState
-from thinc_torchopt.core.schema import read, write
 
-from .kit import Clock, broken, checksum_of, fill_grads, make_params, quiet, rates_in, sgd
+from .kit import broken, checksum_of, fill_grads, make_params, quiet, rates_in, sgd
 
 
 def test_learn_rate_history_keeps_a_thousand_steps():
@@ -35,29 +32,10 @@ def test_learn_rate_history_keeps_a_thousand_steps():
     assert list(last.rates) == ["m/0", "m/1", "m/2"] == list(last.checksums)
     assert last.rates["m/0"] == 0.1204 and last.checksums == controller.checksums
     assert list(first.checksums) == ["m/0", "m/1"]
-    assert [snapshot.step for snapshot in controller.history[-3:]] == [1202, 1203, 1204]
-    with pytest.raises(IndexError):
-        controller.history[1000]
-    saved = json.loads(json.dumps(write(controller.history.state)))
-    assert list(RateHistory.of(read(RateHistoryState, saved, "it"), "it")) == list(controller.history)
 
 
 def pickled(value):
     return pickle.loads(pickle.dumps(value))
-
-
-@pytest.mark.parametrize("copied", [RateHistory.copy, copy.copy, copy.deepcopy, pickled])
-def test_learn_rate_history_can_be_copied(copied):
-    controller = LearnRateController()
-    controller.register_optimizer("m", sgd(0.1), 0.1)
-    for _ in range(1002):
-        controller.step()
-    made = copied(controller.history)
-    assert type(made) is RateHistory and made.state == controller.history.state
-    controller.step()
-    assert made[-1].step == 1001
-    made.append(made[0])
-    assert len(made) == 1000
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
@@ -85,7 +63,7 @@ def everything(shared=None):
     """A controller with every kind of policy, and its optimizers."""
     optimizers = [sgd(0.1, 0.2), torch.optim.AdamW(make_params(), lr=0.01), sgd(0.3, 0.4), sgd(0.5)]
     shared = shared or (1 / (1 + step) for step in range(1000))
-    controller = LearnRateController(on_outside_write="adopt", breaker=CircuitBreaker(clock=Clock()), clock=Clock())
+    controller = LearnRateController(on_outside_write="adopt", clock=lambda: 0.0)
     controller.register_optimizer("host", optimizers[0], "cosine", total_steps=40, warmup_steps=5)
     controller.register_optimizer("head", optimizers[1], "warmup", steps=30)
     controller.register_optimizer("mixed", optimizers[2], {0: shared, 1: "frozen"})
@@ -125,20 +103,19 @@ def test_learn_rate_goes_on_exactly(stop):
     assert second.state_dict() == saved
     found += run(second, fresh, range(stop, 30))
     assert found == expected
-    assert list(second.history) == list(whole.history) and second.step_count == 30
+    assert list(second.history) == list(whole.history)[stop:] and second.step_count == 30
     assert second.state_dict() == whole.state_dict()
 
 
 def test_learn_rate_goes_on_in_conservative_mode():
-    clock = Clock()
     rates = [0.5, 0.5, 0.5] + [0.1 + i / 1000 for i in range(200)]
-    controller, _ = broken(list(rates), clock=clock)
+    controller, _ = broken(list(rates))
     for _ in range(50):
         controller.step()
-    other = LearnRateController(breaker=CircuitBreaker(clock=clock))
+    other = LearnRateController()
     other.register_optimizer("m", sgd(0.5), list(rates))
     other.load_state_dict(json.loads(json.dumps(controller.state_dict())))
-    assert other.conservative and other.breaker.state == "open" and other.outside_writes == 3
+    assert other.conservative and other.outside_writes == 3
     for step in range(53, 110):
         assert other.step() == controller.step(), step
         assert other.conservative == controller.conservative == (step < 102)
@@ -160,7 +137,7 @@ def altered(state, path, value):
 @pytest.mark.parametrize(
     "path, value, said",
     [
-        (["history"], KeyError, "found one without history"),
+        (["scale"], KeyError, "found one without scale"),
         (["extra"], 1, "found one with extra"),
         (["groups", "slow"], KeyError, "'groups' to be a dict with head.*found one without slow"),
         (["groups"], [1], "'groups' to be a dict, found list"),
@@ -169,23 +146,14 @@ def altered(state, path, value):
         (["groups", "slow"], 0.5, "'groups/slow' to be a dict, found 0.5"),
         (["groups", "slow", "policy"], "Cosine", "'groups/slow/policy' to be 'Adaptive', found 'Cosine'"),
         (["groups", "head", "parent"], "slow", "'groups/head/parent' to be None, found 'slow'"),
-        (
-            ["groups", "slow", "policy_state", "bad_evaluations"],
-            -1,
-            "policy 'adaptive': expected 'bad_evaluations' to be a whole number",
-        ),
+        (["groups", "slow", "policy_state", "bad_evaluations"], -1,
+         "policy 'adaptive': expected 'bad_evaluations' to be a whole number"),
         (["groups", "mixed/0", "policy_state", "schedule", "position"], "x", "mixed/0"),
         (["groups", "mixed/0", "policy_state"], None, "schedule of 'mixed/0': expected a dict"),
         (["step_count"], None, "'step_count' to be a whole number from 0"),
-        (
-            ["history", "snapshots"],
-            [{"epoch": 0.0, "step": 0, "layout": 7, "rates": [0.1], "time": 0.0}],
-            "'history/snapshots/0' to be one of 0 rates, found 1",
-        ),
         (["mode", "clean_steps"], KeyError, "'mode' to be a dict with .*found one without clean_steps"),
-        (["mode", "seconds_open"], "x", "'mode/seconds_open' to be a number that is finite, found 'x'"),
     ],
-)
+)  # fmt: skip
 def test_learn_rate_refuses_another_state(path, value, said):
     first, optimizers = everything()
     run(first, optimizers, range(7))
@@ -197,20 +165,16 @@ def test_learn_rate_refuses_another_state(path, value, said):
     assert (second.state_dict(), [rates_in(optimizer) for optimizer in others]) == before
 
 
-def test_learn_rate_refuses_a_state_of_groups_in_another_order():
-    def build(*shapes):
+@pytest.mark.parametrize(
+    "shapes, found", [([(5,), (3, 4), (2, 3)], r"\['m/0', 'm/2'\]"), ([(2, 3), (3, 9), (5,)], r"\['m/1'\]")]
+)
+def test_learn_rate_tells_of_other_groups_than_those_of_the_state(shapes, found):
+    def build(shapes):
         optimizer = torch.optim.SGD([{"params": make_params(1, shape), "lr": 0.1} for shape in shapes])
         controller = LearnRateController()
         controller.register_optimizer("m", optimizer, "cosine")
         return controller
 
-    saved = build((2, 3), (3, 4), (5,)).state_dict()
-    with pytest.raises(
-        StateError, match=r"expected param groups \['m/0', 'm/2'\] in the order in which they were saved"
-    ):
-        build((5,), (3, 4), (2, 3)).load_state_dict(saved)
-    grown = build((2, 3), (3, 9), (5,))
-    with pytest.warns(
-        LearnRateWarning, match=r"Param groups \['m/1'\] have other params, shapes or options than when they were saved"
-    ):
-        grown.load_state_dict(saved)
+    saved = build([(2, 3), (3, 4), (5,)]).state_dict()
+    with pytest.warns(LearnRateWarning, match=f"Param groups {found} have other params, shapes or options than when"):
+        build(shapes).load_state_dict(saved)

@@ -33,7 +33,7 @@ from thinc.api import (
 from thinc_torchopt.addons.privacy.book import Book, check_layers, clip_each_example
 from thinc_torchopt.core.errors import ConfigError, ParamError
 
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline, toy_examples
 
 # float32 sums of hundreds of terms, in another order, relative to the largest number of a tensor: a few times its
 # epsilon of 1.2e-7. Norms are sums of squares, of which products by Gram matrices cancel in part.
@@ -214,9 +214,7 @@ def test_book_character_embeddings_count_each_character():
     ],
 )
 def test_book_pipelines_as_one_at_a_time(components, shared):
-    nlp = toy_pipeline(components, shared=shared)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(components, shared=shared)
     assert_as_one_at_a_time(shaken(nlp), examples)
 
 
@@ -235,9 +233,7 @@ def test_book_text_categorizers_as_one_at_a_time(architecture, factory):
 
 
 def test_book_dropout_still_clips():
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
     for example in examples:
         clear(nlp)
         clip_each_example(shaken(nlp), [example], 0.01, drop=0.3)
@@ -246,9 +242,7 @@ def test_book_dropout_still_clips():
 
 
 def test_book_frozen_params_are_out_of_the_norm():
-    nlp = toy_pipeline(["tagger", "senter"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger", "senter"])
     shaken(nlp)
     hashed = {
         ("tok2vec", node.name, node.id, "E")
@@ -299,9 +293,7 @@ def test_book_gradients_in_the_models_stay():
 
 @pytest.mark.parametrize("factory", ["ner", "parser"])
 def test_book_refuses_transition_based_components(factory):
-    nlp = toy_pipeline(["tagger", factory])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger", factory])
     with pytest.raises(ParamError, match=rf"component '{factory}'.*missing features.*frozen_components"):
         clip_each_example(nlp, examples, 1.0)
     clip_each_example(nlp, examples, 1.0, exclude=[factory])

@@ -21,10 +21,9 @@ from spacy.tokens import DocBin, Span
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
-from thinc_torchopt.addons.report.about import about
 from thinc_torchopt.addons.report.figures import make_panels
 from thinc_torchopt.addons.report.labels import title_of
-from thinc_torchopt.addons.report.report import Report, read_report
+from thinc_torchopt.addons.report.report import Report, _beside, read_report
 from thinc_torchopt.addons.report.runs import facts_of, read_runs, summarize
 from thinc_torchopt.addons.report.style import COLOURS
 from thinc_torchopt.addons.report.trained import Trained
@@ -876,7 +875,7 @@ def test_report_of_logs_that_say_odd_things_about_their_training(tmp_path):
     ]
     for found in odd:
         path = write(tmp_path / "log.jsonl", [{**row(0), "trained": found}, row(1)])
-        assert about(read_report(path))["label_tables"] == []
+        assert _beside(read_report(path))["label_tables"] == []
     read_report(path).to_disk(tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
     assert not page.all("w") and "Trained: <w>." in page.texts

@@ -14,7 +14,7 @@ from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.core.optimizer import TorchOptimizer
 
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline, toy_examples
 
 OPTIMIZER = {
     "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
@@ -26,8 +26,7 @@ OPTIMIZER = {
 @cache
 def initialized(*components: str) -> Language:
     fix_random_seed(0)
-    nlp = toy_pipeline(components)
-    nlp.initialize(lambda: toy_examples(nlp, 30))
+    nlp, _ = ready_pipeline(components, n=30)
     return nlp
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 from contextlib import suppress
 
 import pytest
@@ -236,21 +235,3 @@ def test_bad_texts_of_the_watched_corpus_end_nothing(model, good, tmp_path, dama
     assert "watched.jsonl" in told[0] and "goes on" in told[0]
     assert told[1:] == ["'parser' has learned nothing: 12 texts without dependency trees."]
     assert files(tmp_path / "out") == files(good[1])
-
-
-@pytest.mark.parametrize("row", ["{", "3", '{"no": 1}', "\xff", "[" * 5000])
-def test_bad_rows_of_the_log_are_an_error_of_one_line(model, good, tmp_path, row):
-    from thinc_torchopt.addons.streams.rows import read_rows
-    from thinc_torchopt.core.errors import StateError
-
-    stream = write(tmp_path / "stream.jsonl", good[0])
-    shutil.copytree(good[1], tmp_path / "out")
-    log = tmp_path / "out" / "learn.jsonl"
-    log.write_bytes(log.read_bytes().replace(b"\n", b"\n" + row.encode("latin1") + b"\n", 1))
-    for call in (
-        lambda: read_rows(tmp_path / "out" / "learn.jsonl", "texts"),
-        lambda: learn(model, stream, tmp_path / "out", replay=1, memory=4),
-    ):
-        with pytest.raises(StateError, match=r"Can't read '.*learn.jsonl': .*in line 2.*damaged") as found:
-            call()
-        assert "\n" not in str(found.value)

@@ -274,7 +274,7 @@ def test_learner_cannot_add_labels_to_a_head_of_torch(model, tmp_path):
     chosen = LearnSettings(new_labels="add", skip_bad=True, prequential=False)
     with StreamLearner(nlp, optimizer, tmp_path / "out", chosen) as learner:
         list(learner.learn(LineReader(stream)))
-        assert learner.rejected == 3
+        assert learner.progress.rejected == 3
     reason = json.loads((tmp_path / "out" / "rejected.jsonl").read_text().splitlines()[0])["reason"]
     assert "line 1 of the stream: Can't add 'ODD' to 'tagger'" in reason and "a module of torch" in reason
 
@@ -369,9 +369,9 @@ def test_learner_begins_its_memory_with_old_texts(model, tmp_path):
     stream, old = write_stream(tmp_path / "stream.jsonl", 6), write_stream(tmp_path / "old.jsonl", 10, start=10)
     learner = StreamLearner(*load(model), tmp_path / "out", LearnSettings(replay=2, memory=8), old=old)
     with learner:
-        assert learner._memory.seen == 10 and len(learner._memory.lines) == 8
+        assert learner.progress.memory.seen == 10 and len(learner.progress.memory.lines) == 8
         list(learner.learn(LineReader(stream)))
-        assert learner._memory.seen == 16 and len(learner._memory.lines) == 8
+        assert learner.progress.memory.seen == 16 and len(learner.progress.memory.lines) == 8
 
 
 def test_learner_does_not_look_at_labels_of_frozen_components(model, tmp_path):

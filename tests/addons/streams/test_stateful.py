@@ -88,7 +88,7 @@ class Machine(RuleBasedStateMachine):
     def has_read(self):
         """Whether a state is saved after a line was read: before that, a run begins again."""
         state = self.output / "state"
-        return state.exists() and read_folder(state)["place"]["lines"] != 0
+        return state.exists() and read_folder(state)["progress"]["place"]["lines"] != 0
 
     # ------------------------------------------------------------------ what happens to the run
 

@@ -10,14 +10,13 @@ from thinc_torchopt.addons.streams.undo import Undo
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.loop.model_state import collect_model
 
-from ...models import WIDTH, pipeline_params, same, toy_examples, toy_pipeline
+from ...models import WIDTH, pipeline_params, ready_pipeline, same, toy_examples
 
 
 def pipeline():
     """With a recognizer, which notes the labels that it has seen, and a torch module with dropout and BatchNorm."""
     fix_random_seed(0)
-    nlp = toy_pipeline(["ner", "tagger"], shared=False)
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline(["ner", "tagger"], shared=False)
     nlp.get_pipe("ner").add_label("NEW")
     tagger = nlp.get_pipe("tagger").model
     module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(WIDTH))

@@ -102,3 +102,37 @@ def test_comparison_adds_the_error_of_texts():
     # Welch and Satterthwaite, with endless degrees of freedom for texts.
     freedom = 2 * (found.error / of_seeds) ** 4
     assert found.margin == pytest.approx(t_quantile(0.975, freedom) * found.error)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "begin", "end"),
+    [
+        (
+            [0.80, 0.82],
+            [0.81, 0.84],
+            "Nothing is better by more than chance: b is ahead by 0.0150, and",
+            "show it.",
+        ),
+        ([0.9, 0.91], [0.8, 0.82], "Nothing is better than the config. With 2 seeds, up to", "may be chance."),
+        (
+            [0.80, 0.81],
+            [0.90, 0.911],
+            "b is better than the config: 0.9055 against 0.8050. With 2",
+            "chance.",
+        ),
+        ([0.8], [0.9], "B has the best score, 0.9000. One seed can't tell", "Try --seeds 3."),
+        ([0.0, 0.0], [0.0, 0.0], "Nothing can be said: all scores are 0.", "Try more --steps."),
+        ([0.5, 0.5], [0.5, 0.5], "Nothing can be said: all scores are the same.", "to evaluate on."),
+    ],
+    ids=["ahead", "behind", "better", "one seed", "zero", "same"],
+)
+def test_comparison_in_words(own, other, begin, end):
+    told = compare({"a": dict(enumerate(own)), "b": dict(enumerate(other))}, "a").verdict("the config")
+    assert told.startswith(begin) and told.endswith(end)
+
+
+def test_comparison_advises_more_texts():
+    """Where they would help more than seeds."""
+    few = {name: {0: row, 1: row} for name, row in {"a": [0.8, 0.8], "b": [0.81, 0.8]}.items()}
+    told = compare({"a": {0: 0.80, 1: 0.82}, "b": {0: 0.81, 1: 0.831}}, "a", few).verdict("the config")
+    assert told.endswith("More texts to evaluate on would help more than more seeds.")

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinc_torchopt.core.algorithms.algorithm import StateSizes
 from thinc_torchopt.core.algorithms.pytorch_optimizer import create
-from thinc_torchopt.core.algorithms.state_size import StateSizes
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Rprop
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 

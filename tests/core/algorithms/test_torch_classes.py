@@ -20,11 +20,10 @@ from ...models import (
     grads_of,
     mixed_model,
     params_of,
+    ready_pipeline,
     slots,
     thinc_model,
     torch_model,
-    toy_examples,
-    toy_pipeline,
 )
 
 NAMES = [
@@ -126,9 +125,7 @@ def test_torch_optimizers_muon_leaves_matrices_to_the_algorithm_of_a_block():
     optimizer = TorchOptimizer(
         resolve("torch.Muon.v1", fallback=sgd), 0.01, grad_clip=0.0, param_groups={"others": block}
     )
-    nlp = toy_pipeline(["ner"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline(["ner"], shared=False, sgd=optimizer)
     twins = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in optimizer.params.items()}
     muon = [twins["ner/tok2vec/linear/W"]]
     bare = (
@@ -168,8 +165,7 @@ def test_torch_optimizers_patterns_may_name_sourced_and_frozen_components(frozen
     from ...conftest import CONFIGS
     from ...spacy_cli import toy_corpus
 
-    source = toy_pipeline(["tagger"], shared=False)
-    source.initialize(lambda: toy_examples(source))
+    source, _ = ready_pipeline(["tagger"], shared=False)
     source.to_disk(tmp_path / "source")
     corpus = toy_corpus(tmp_path)
     config = Config().from_disk(

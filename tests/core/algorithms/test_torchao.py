@@ -6,7 +6,7 @@ import torch
 from thinc.api import PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.state_size import StateSizes
+from thinc_torchopt.core.algorithms.algorithm import StateSizes
 from thinc_torchopt.core.algorithms.torchao import Adam4bit, Adam8bit, AdamFp8, AdamW4bit, AdamW8bit, AdamWFp8
 from thinc_torchopt.core.compat import has_torchao
 from thinc_torchopt.core.errors import ConfigError, MissingPackageError, StateError

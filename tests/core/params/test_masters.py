@@ -15,10 +15,10 @@ from thinc_torchopt.core.algorithms.pytorch_optimizer import create
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.compat import has_pytorch_optimizer
-from thinc_torchopt.core.errors import ConfigError, ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
+from thinc_torchopt.core.errors import ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
 from thinc_torchopt.core.state.files import read_folder
 
-from ...models import TOK2VEC, same, toy_examples, toy_pipeline
+from ...models import TOK2VEC, ready_pipeline, same, toy_examples, toy_pipeline
 from ...peek import params_in
 from ...runs import config_for, digests, run
 from ...spacy_cli import spacy_cli
@@ -547,16 +547,10 @@ def test_half_precision_without_masters_is_told(sgd, advice):
 
 
 def test_masters_without_half_precision_are_told():
-    nlp = toy_pipeline(("tagger",))
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline(("tagger",))
     sgd = optimizer()
     with pytest.warns(ConfigWarning, match="no effect: expected params of bfloat16 or float16, found .* of float32"):
         sgd.initialize(nlp)
     model = chain(Linear(5, 5), Linear(3, 5))
     model.initialize()
     step(model, optimizer(), *batches(1)[0])  # a model of its own is not known before
-
-
-def test_masters_must_be_a_flag():
-    with pytest.raises(ConfigError, match=r"'master_weights' in .*training\.optimizer"):
-        optimizer(master_weights="yes")

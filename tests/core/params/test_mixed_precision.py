@@ -148,7 +148,7 @@ def test_mixed_precision_overflow_in_one_pass_skips_the_module():
 
 
 def test_mixed_precision_leaves_nothing_in_shims_and_scalers():
-    """Copies, pickles and bytes are as without us, and what is saved of a scaler is its own."""
+    """Copies, pickles and bytes are as without us."""
     sgd = optimizer()
     nlp, examples = pipeline(sgd, scale=2.0**16, times=2)
     model = nlp.get_pipe("tagger").model
@@ -159,8 +159,6 @@ def test_mixed_precision_leaves_nothing_in_shims_and_scalers():
         assert now == kept
     assert b"torchopt" not in pickle.dumps([shim._grad_scaler for shim in shims_of(model)])
     model.from_bytes(model.to_bytes())
-    for saved in sgd.state_dict()["grad_scalers"].values():
-        assert saved.keys() == vars(PyTorchGradScaler()).keys()
     [gone, *_] = map(weakref.ref, shims_of(model.copy()))
     assert gone() is None
 

@@ -18,7 +18,7 @@ from thinc_torchopt.core.params.pipeline import all_names
 from thinc_torchopt.core.settings.cascade import layers_of
 
 from ...forks import python
-from ...models import TOK2VEC, toy_examples, toy_pipeline
+from ...models import TOK2VEC, ready_pipeline, toy_examples, toy_pipeline
 
 COMPONENTS = ["tagger", "morphologizer", "parser", "ner", "senter", "textcat", "textcat_multilabel", "spancat"]
 ALLOWED = re.compile(r"[A-Za-z0-9_+/-]+")
@@ -34,15 +34,11 @@ def names_of(nlp):
 
 
 def big_pipeline():
-    nlp = toy_pipeline(COMPONENTS, shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
-    return nlp
+    return ready_pipeline(COMPONENTS, shared=False)[0]
 
 
 def test_names_are_as_the_design_says():
-    nlp = toy_pipeline(["ner", "tagger"], shared=False)
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline(["ner", "tagger"], shared=False)
     names = {name for name, _ in names_of(nlp)}
     assert {"ner/tok2vec/encode/1/maxout/W", "ner/upper/W", "ner/lower/pad", "tagger/output_layer/b"} <= names
 
@@ -236,8 +232,7 @@ def test_names_tell_the_layer():
 
 
 def test_names_tell_layers_biases_and_norms_of_real_models():
-    nlp = toy_pipeline(["tagger"])
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline(["tagger"])
     walked = [*walk(nlp.get_pipe("tok2vec").model, "tok2vec"), *walk(nlp.get_pipe("tagger").model, "tagger")]
     layers = layers_of([found.name for found in walked])
     assert {name.split("/")[2] for name, (layer, _) in layers.items() if layer == 1} == {"1"}

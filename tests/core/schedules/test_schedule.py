@@ -406,37 +406,23 @@ def test_scheduled_values_state_is_by_config_path():
     [
         ({"grad_clip": None}, "found one without grad_clip"),
         ({"algorithm.eps": {"position": 2, "total_steps": None, "source": None}}, "found one with algorithm.eps"),
-        (
-            {"grad_clip": {"position": 2, "total_steps": None, "source": {}}},
-            "of 'grad_clip': expected 'source' to be None, found another schedule",
-        ),
+        ({"grad_clip": {"position": 2, "total_steps": None, "source": {}}},
+         "of 'grad_clip': expected 'source' to be None, found another schedule"),
         ({"grad_clip": [2]}, "of 'grad_clip': expected a dict, found list"),
-        (
-            {"grad_clip": {"position": -1, "total_steps": None, "source": None}},
-            "of 'grad_clip': expected 'position' to be a whole number from 0",
-        ),
-        (
-            {"y": {"position": 2}},
-            "of 'y': expected a dict with position, source, total_steps, found one without source, total_steps",
-        ),
-        (
-            {"y": {"position": 2, "total_steps": None, "source": None}},
-            "of 'y': expected 'source' to be the state of a schedule, found another",
-        ),
-        (
-            {"y": {"position": 2, "total_steps": None, "source": {"b": {}}}},
-            "a dict with a, found one without a and with b.*This is the schedule of 'y'",
-        ),
-        (
-            {"y": {"position": 2, "total_steps": None, "source": {"a": {}}}},
-            "plateau.v1: expected a dict with .*This is the schedule of 'y'",
-        ),
-        (
-            {"x": {**STATE["x"], "position": 3}},
-            "expected 'x' to be as 'learn_rate', with which it shares a schedule, found another state",
-        ),
+        ({"grad_clip": {"position": -1, "total_steps": None, "source": None}},
+         "of 'grad_clip': expected 'position' to be a whole number from 0"),
+        ({"y": {"position": 2}},
+         "of 'y': expected a dict with position, source, total_steps, found one without source, total_steps"),
+        ({"y": {"position": 2, "total_steps": None, "source": None}},
+         "of 'y': expected 'source' to be the state of a schedule, found another"),
+        ({"y": {"position": 2, "total_steps": None, "source": {"b": {}}}},
+         "a dict with a, found one without a and with b.*This is the schedule of 'y'"),
+        ({"y": {"position": 2, "total_steps": None, "source": {"a": {}}}},
+         "plateau.v1: expected a dict with .*This is the schedule of 'y'"),
+        ({"x": {**STATE["x"], "position": 3}},
+         "expected 'x' to be as 'learn_rate', with which it shares a schedule, found another state"),
     ],
-)
+)  # fmt: skip
 def test_scheduled_values_check_all_of_a_state_before_they_load_it(change, said):
     state = {name: part for name, part in {**STATE, **change}.items() if part is not None}
     schedules = of_kinds()

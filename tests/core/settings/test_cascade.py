@@ -374,32 +374,20 @@ def test_cascade_state_of_a_copy_without_the_blocks_params():
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        (
-            {"a": {"params": ["*"], "algorithm": 3}},
-            r"'algorithm' in \[training.optimizer.param_groups.a\]: expected a block with @torch_optimizers.*found 3",
-        ),
-        (
-            {"a": {"params": ["*"], "algorithm": {"weight_decay": 0.1}}},
-            r"'algorithm' in \[training.optimizer.param_groups.a\]: expected a block with @torch_optimizers",
-        ),
-        (
-            {"a": {"params": ["*"], "algorithm": AdamW(), "momentum": 0.9}},
-            r"momentum in \[training.optimizer.param_groups.a\].*'torch.AdamW.v1' have no such setting.*betas",
-        ),
-        (
-            {"a": {"params": ["*"], "algorithm": AdamW(), "betas": [0.9, 1.5]}},
-            r"\[training.optimizer.param_groups.a\].*beta",
-        ),
-        (
-            {"a": {"params": ["*/0/*"], "algorithm": AdamW()}, "b": {"params": ["*/1/*"], "betas": [0.9, 0.9]}},
-            r"betas in \[training.optimizer.param_groups.b\]: expected options of 'torch.SGD.v1'",
-        ),
-        (
-            {"a": {"params": ["*/0/*"], "algorithm": AdamW()}, "b": {"params": ["*/1/*", "*"], "betas": [0.9, 1.9]}},
-            r"\[training.optimizer.param_groups.b\].*beta",
-        ),
+        ({"a": {"params": ["*"], "algorithm": 3}},
+         r"'algorithm' in \[training.optimizer.param_groups.a\]: expected a block with @torch_optimizers.*found 3"),
+        ({"a": {"params": ["*"], "algorithm": {"weight_decay": 0.1}}},
+         r"'algorithm' in \[training.optimizer.param_groups.a\]: expected a block with @torch_optimizers"),
+        ({"a": {"params": ["*"], "algorithm": AdamW(), "momentum": 0.9}},
+         r"momentum in \[training.optimizer.param_groups.a\].*'torch.AdamW.v1' have no such setting.*betas"),
+        ({"a": {"params": ["*"], "algorithm": AdamW(), "betas": [0.9, 1.5]}},
+         r"\[training.optimizer.param_groups.a\].*beta"),
+        ({"a": {"params": ["*/0/*"], "algorithm": AdamW()}, "b": {"params": ["*/1/*"], "betas": [0.9, 0.9]}},
+         r"betas in \[training.optimizer.param_groups.b\]: expected options of 'torch.SGD.v1'"),
+        ({"a": {"params": ["*/0/*"], "algorithm": AdamW()}, "b": {"params": ["*/1/*", "*"], "betas": [0.9, 1.9]}},
+         r"\[training.optimizer.param_groups.b\].*beta"),
     ],
-)
+)  # fmt: skip
 def test_cascade_refuses(blocks, message):
     nlp, _ = two_parts()
     with pytest.raises(ConfigError, match=message):

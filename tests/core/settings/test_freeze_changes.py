@@ -18,7 +18,7 @@ from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.settings.changes import FreezeChange, with_freeze_change
 from thinc_torchopt.core.settings.param_settings import ParamSettings
 
-from ...models import backprop, grads_of, params_of, pipeline_params, same, toy_examples, toy_pipeline
+from ...models import backprop, grads_of, params_of, pipeline_params, ready_pipeline, same, toy_pipeline
 
 TWO = ("tagger", "morphologizer")
 
@@ -288,9 +288,7 @@ def test_freeze_of_a_component_and_another_name_make_no_new_params(when):
 
 
 def pipeline_and_examples(*components, **options):
-    nlp = toy_pipeline(components, shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(components, shared=False)
     optimizer = told(nlp, **options)
     nlp.update(examples, sgd=optimizer)
     return nlp, examples, optimizer

@@ -86,6 +86,15 @@ def steps(optimizer, models, n, *, start=0):
         optimizer.step_schedules()
 
 
+def begun(algorithm, n=0, learn_rate=0.01, **settings):
+    """A pipeline, its models and its optimizer, after some steps."""
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(algorithm, learn_rate, **settings)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, n)
+    return nlp, models, optimizer
+
+
 def copy_params(source, target):
     for old_model, new_model in zip(target, source):
         for (old, _), (new, _) in zip(slots(old_model), slots(new_model)):
@@ -106,10 +115,7 @@ def test_state_lets_another_process_go_on_exactly(name, tmp_path):
             "later": {"params": ["thinc-x/*"], "unfreeze_at": 5},
         },
     }
-    nlp, models = pipeline()
-    optimizer = TorchOptimizer(ALGORITHMS[name](), warmup_linear(0.01, 3, 30), **settings)
-    optimizer.initialize(nlp)
-    steps(optimizer, models, 4)
+    _, models, optimizer = begun(ALGORITHMS[name](), 4, warmup_linear(0.01, 3, 30), **settings)
     optimizer.to_disk(tmp_path / "state")
     other_nlp, other_models = pipeline(order=("thinc", "torch"))
     copy_params(models, other_models)
@@ -132,18 +138,13 @@ def test_state_lets_another_process_go_on_exactly(name, tmp_path):
 
 def test_state_in_a_process_of_its_own(tmp_path):
     """Names, and not ids, are what is saved."""
-    nlp, models = pipeline()
-    optimizer = TorchOptimizer(AdamW(), 0.01)
-    optimizer.initialize(nlp)
-    steps(optimizer, models, 2)
+    _nlp, _, optimizer = begun(AdamW(), 2)
     optimizer.to_disk(tmp_path / "state")
     code = f"""
 from thinc.api import Linear
 [Linear(2, 2) for _ in range(9)]  # so that all ids are others
 from tests.core.state.test_by_name import *
-nlp, models = pipeline()
-optimizer = TorchOptimizer(AdamW(), 0.01)
-optimizer.initialize(nlp)
+nlp, _, optimizer = begun(AdamW())
 optimizer.from_disk({str(tmp_path / "state")!r})
 print(sum(float(s["exp_avg"].abs().sum()) for s in optimizer.torch_optimizers["algorithm"].state.values()))
 """
@@ -196,7 +197,10 @@ ROW = {
 }
 NAME = "torch-x/pytorch/pooler/weight"
 BAD = [
-    (("version",), 99, StateError, "expected version 3, found version 99"),
+    (("version",), 99, StateError, "expected version 3, found version 99. It was written by a newer"),
+    (("version",), 1, StateError, "found version 1.*older"),
+    (("version",), 0, StateError, "'version' to be at least 1, found 0"),
+    (("version",), "1", StateError, "'version' to be at least 1, found '1'"),
     (("params",), REMOVED, StateError, "found one without params"),
     (("params",), [1], StateError, "expected 'params' to be a dict, found list"),
     (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),
@@ -230,15 +234,9 @@ BAD = [
 
 @pytest.mark.parametrize(("path", "value", "error", "message"), BAD, ids=[".".join(bad[0]) for bad in BAD])
 def test_state_that_does_not_fit_changes_nothing(path, value, error, message):
-    nlp, models = pipeline()
-    optimizer = TorchOptimizer(
-        AdamW(),
-        warmup_linear(0.01, 3, 30),
-        use_averages=True,
-        param_groups={"top": {"params": [NAME], "lr_scale": 0.5}},
-    )
-    optimizer.initialize(nlp)
-    steps(optimizer, models, 3)
+    groups = {"top": {"params": [NAME], "lr_scale": 0.5}}
+    rate = warmup_linear(0.01, 3, 30)
+    _, models, optimizer = begun(AdamW(), 3, rate, use_averages=True, param_groups=groups)
     saved = optimizer.state_dict()
     before = copy.deepcopy(saved)
     with pytest.raises(error, match=message):
@@ -253,15 +251,14 @@ def test_state_needs_a_pipeline():
     optimizer = TorchOptimizer(AdamW(), 0.01)
     backprop(model, numpy.random.default_rng(0))
     model.finish_update(optimizer)
-    with pytest.raises(PipelineError, match=r"Call optimizer.initialize\(nlp\) first"):
-        optimizer.load_state_dict(optimizer.state_dict())
+    known = begun(AdamW())
+    for use in (optimizer.state_dict, lambda: optimizer.load_state_dict(known[-1].state_dict())):
+        with pytest.raises(PipelineError, match=r"no lasting names. Call optimizer.initialize\(nlp\) first"):
+            use()
 
 
-def test_state_names_what_another_config_has(tmp_path):
-    nlp, models = pipeline()
-    optimizer = TorchOptimizer(AdamW(), 0.01)
-    optimizer.initialize(nlp)
-    steps(optimizer, models, 1)
+def test_state_names_what_another_config_has():
+    nlp, _, optimizer = begun(AdamW(), 1)
     other = TorchOptimizer(AdamW(), 0.01, param_groups={"top": {"params": [NAME], "lr_scale": 0.5}})
     other.initialize(nlp)
     with pytest.raises(StateError, match=r"in the param group 'top', found it in 'default'\. .*other patterns"):
@@ -297,10 +294,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_state_of_another_algorithm_is_refused(name):
-    nlp, models = pipeline()
-    optimizer = TorchOptimizer(AdamW())
-    optimizer.initialize(nlp)
-    steps(optimizer, models, 2)
+    nlp, _, optimizer = begun(AdamW(), 2)
     algorithm, message = OTHERS[name]
     other = TorchOptimizer(algorithm())
     other.initialize(nlp)
@@ -369,21 +363,15 @@ def test_state_of_a_param_that_had_no_update_yet_is_none(tmp_path):
     wants to know.
     """
 
-    def build():
-        nlp, models = pipeline()
-        optimizer = TorchOptimizer(SGD(momentum=0.9), 0.1, grad_clip=0.0)
-        optimizer.initialize(nlp)
-        return nlp, models, optimizer
-
     def update(models, optimizer, names):
         for name in names:
             models[1].set_grad(name, numpy.ones_like(models[1].get_param(name)))
         models[1].finish_update(optimizer)
 
-    nlp, models, optimizer = build()
+    nlp, models, optimizer = begun(SGD(momentum=0.9), 0, 0.1, grad_clip=0.0)
     update(models, optimizer, ["W"])
     optimizer.to_disk(tmp_path / "state")
-    other_nlp, other_models, other = build()
+    other_nlp, other_models, other = begun(SGD(momentum=0.9), 0, 0.1, grad_clip=0.0)
     copy_params(models, other_models)
     other.from_disk(tmp_path / "state")
     for of_run, of_optimizer in ((models, optimizer), (other_models, other)):
@@ -439,10 +427,8 @@ def bits(tree):
 @pytest.fixture(scope="module")
 def state_to_damage():
     """Of a pipeline with a gradient scaler, a schedule that keeps a state, and a frozen block."""
-    nlp, models = pipeline()
-    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
-    optimizer.initialize(nlp)
-    steps(optimizer, models, 3)
+    rate, clip = plateau(0.01, patience=1), warmup_linear(1.0, 3, 30)
+    nlp, models, optimizer = begun(AdamW(), 3, rate, grad_clip=clip, **SETTINGS)
     optimizer.observe(0.5)
     with scaler_on(models):
         return nlp, models, copy.deepcopy(optimizer.state_dict())
@@ -556,39 +542,13 @@ def test_state_of_a_param_that_is_damaged_is_refused(name):
 )
 def test_state_with_damaged_values_of_a_group_is_refused(damage, found):
     pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
-    nlp, models = pipeline()
-    optimizer = TorchOptimizer(create("prodigy"), 1.0)
-    optimizer.initialize(nlp)
-    steps(optimizer, models, 3)
+    _, models, optimizer = begun(create("prodigy"), 3, 1.0)
     saved = copy.deepcopy(optimizer.state_dict())
     values = damage(saved["params"][NAME]["state"]["of_group"])
     with pytest.raises(StateError, match=f"state of param '{NAME}': expected the values of .*, found {found}. It is"):
         optimizer.load_state_dict(changed(saved, "params", NAME, "state", "of_group", value=values))
     optimizer.load_state_dict(saved)
     steps(optimizer, models, 2, start=3)
-
-
-def test_state_of_another_version():
-    nlp, _ = pipeline()
-    optimizer = TorchOptimizer(AdamW())
-    optimizer.initialize(nlp)
-    for version, message in (
-        (99, "found version 99.*newer"),
-        (1, "found version 1.*older"),
-        (0, "'version' to be at least 1, found 0"),
-        ("1", "'version' to be at least 1, found '1'"),
-    ):
-        with pytest.raises(StateError, match=message):
-            optimizer.load_state_dict({"version": version, "something": "else"})
-
-
-def test_state_without_a_pipeline_is_not_given_out():
-    model = Linear(3, 5).initialize()
-    optimizer = TorchOptimizer(AdamW(), 0.01)
-    backprop(model, numpy.random.default_rng(0))
-    model.finish_update(optimizer)
-    with pytest.raises(PipelineError, match=r"params have no lasting names. Call optimizer.initialize\(nlp\) first"):
-        optimizer.state_dict()
 
 
 def test_state_by_name_names_the_pipeline_once(monkeypatch):

@@ -19,7 +19,17 @@ from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.rates.new_params import Warmup
 from thinc_torchopt.core.state.files import read_folder
 
-from ...models import backprop, mixed_model, params_of, same, thinc_model, torch_model, toy_examples, toy_pipeline
+from ...models import (
+    backprop,
+    mixed_model,
+    params_of,
+    ready_pipeline,
+    same,
+    thinc_model,
+    torch_model,
+    toy_examples,
+    toy_pipeline,
+)
 
 BOW = {
     "model": {
@@ -149,11 +159,6 @@ def test_growth_fills_new_cells_as_the_setting_says(on_growth, expected):
         assert (after["exp_avg"][n:] == (before["exp_avg"].mean() if expected == "mean" else 0.0)).all()
 
 
-def test_growth_refuses_other_settings():
-    with pytest.raises(ConfigError, match=r"'on_growth' .*expected 'mean', 'zero' or 'reset', found 'keep'"):
-        TorchOptimizer(AdamW(), on_growth="keep")
-
-
 @pytest.mark.parametrize("component", ["tagger", "morphologizer", "spancat"])
 def test_growth_spacy_refuses_labels_for_some_components(component):
     """If this fails, spaCy has learned it, and the list in docs/growing-models.md has to grow too."""
@@ -238,9 +243,7 @@ def test_growth_of_a_module_that_was_built_anew():
 
 
 def test_growth_components_come_go_and_change_their_names():
-    nlp = toy_pipeline(["tagger", "ner"])
-    examples = toy_examples(nlp, 8)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger", "ner"], n=8)
     optimizer = TorchOptimizer(AdamW(), 0.01)
     optimizer.initialize(nlp)
     for _ in range(3):

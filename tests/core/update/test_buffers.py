@@ -15,7 +15,7 @@ from thinc_torchopt.core.errors import GradSpikeWarning, NonFiniteGradWarning
 from thinc_torchopt.core.host import module_of
 from thinc_torchopt.core.update.buffers import KeptBuffers
 
-from ...models import WIDTH, backprop, torch_model, toy_examples, toy_pipeline
+from ...models import WIDTH, backprop, ready_pipeline, torch_model, toy_pipeline
 from ...runs import loop_over
 
 GOOD = torch.linspace(-1.0, 1.0, 20).reshape(4, 5)
@@ -100,9 +100,7 @@ def test_buffers_of_all_components_are_put_back_in_a_joint_step():
 
 def test_buffers_are_put_back_where_spacy_raises_before_the_gradients():
     """E940: the tagger's scores are NaN; the component before it has seen the batch."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"], shared=False)
     tagger = nlp.get_pipe("tagger")
     module = torch.nn.BatchNorm1d(WIDTH)
     tok2vec, softmax = tagger.model.layers[0], tagger.model.layers[1]

@@ -15,7 +15,7 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, Muon, NAdam, RMSpr
 from thinc_torchopt.core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 
 from ...conftest import needs_muon
-from ...models import params_of, same, toy_examples, toy_pipeline
+from ...models import params_of, ready_pipeline, same, toy_examples, toy_pipeline
 from ...peek import without_params
 
 RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
@@ -226,9 +226,7 @@ def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
 @pytest.mark.parametrize("algorithm", [pytest.param(Muon, marks=needs_muon), NAdam, RMSprop])
 def test_built_algorithm_rates_that_no_param_can_take_are_named(algorithm):
     """torch says that a value overflows, and not which."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"], shared=False)
     optimizer = TorchOptimizer(algorithm(), param_groups={"top": {"params": ["*/output_layer/W"], "learn_rate": 1e39}})
     optimizer.initialize(nlp)
     with pytest.raises(

@@ -29,7 +29,7 @@ from thinc_torchopt.core.update.clipping import (
 from thinc_torchopt.core.update.guard import GradGuard
 
 from ...conftest import needs_gpu
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline
 
 SHAPES = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=8)
 
@@ -221,9 +221,8 @@ def test_clipping_norms_show_what_is_not_finite(bad):
 @pytest.mark.parametrize("clip_by", ["global", "component", "param", "value", "adaptive"])
 def test_clipping_reaches_the_update(algorithm, clip_by):
     """Whether it rides along in a fused kernel or not: the update has the norm it should have."""
-    nlp = toy_pipeline(["tagger", "ner"], shared=False)
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(algorithm, 1.0, grad_clip=0.01, clip_by=clip_by)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(algorithm, 1.0, grad_clip=0.01, clip_by=clip_by)
+    nlp, examples = ready_pipeline(["tagger", "ner"], shared=False, sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
     before = {name: tensor.clone() for name, tensor in optimizer.params.items()}
     nlp.update(examples, sgd=False)

@@ -24,7 +24,17 @@ from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.update.clipping import grad_norms, total_norm
 from thinc_torchopt.core.update.guard import MIN_UPDATES, GradGuard
 
-from ...models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
+from ...models import (
+    backprop,
+    grads_of,
+    params_of,
+    pipeline_params,
+    ready_pipeline,
+    same,
+    thinc_model,
+    toy_examples,
+    toy_pipeline,
+)
 from ...peek import guard_in
 from ...runs import loop_over
 
@@ -148,9 +158,7 @@ def train(optimizer, *, components=("tagger", "ner"), steps=26, spike_at=22, cha
     update.
     """
     fix_random_seed(0)
-    nlp = toy_pipeline(components)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline(components, sgd=optimizer)
     for step in range(steps):
         fix_random_seed(step)
         nlp.update(examples[step % 3 :][:4], drop=0.2, sgd=False)
@@ -258,9 +266,7 @@ def loop(nlp, optimizer, batches, before_update=None):
 @pytest.mark.device
 def test_guard_in_spacys_loop():
     """One set of params: the whole pipeline. A gradient piles up on one that somebody else left there."""
-    nlp = toy_pipeline(["tagger", "ner"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger", "ner"])
     optimizer = build(spike_factor=10.0)
 
     def before_update(nlp, args):
@@ -355,9 +361,7 @@ def test_guard_counts_bad_updates_in_a_row_of_what_is_updated_together():
     """Single bad batches far from each other don't add up: not in params either that are never updated, such as BERT's
     unused pooler.
     """
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
     unused = torch.nn.Linear(2, 2)
     nlp.get_pipe("tok2vec").model.shims.append(PyTorchShim(unused))
     kept = nlp.get_pipe("tagger").model.get_ref("output_layer").get_param("b").copy()
@@ -377,9 +381,8 @@ def test_guard_counts_bad_updates_in_a_row_of_what_is_updated_together():
 
 def test_guard_counts_anew_after_a_rollback():
     """Else `max_nonfinite` would end a run that may go back again."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.001, max_nonfinite=3)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(AdamW(), 0.001, max_nonfinite=3)
+    nlp, examples = ready_pipeline(["tagger"], shared=False, sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
     saved = optimizer.state_dict()
     bias = nlp.get_pipe("tagger").model.get_ref("output_layer")
@@ -419,9 +422,8 @@ def test_guard_of_a_copied_optimizer_counts_by_itself(make_copy):
 @pytest.mark.device
 def test_guard_in_nlp_update():
     """One set for each component: what is usual for one may be a spike for another."""
-    nlp = toy_pipeline(["tagger", "ner"], shared=False)
-    examples, optimizer = toy_examples(nlp), build(spike_factor=10.0)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = build(spike_factor=10.0)
+    nlp, examples = ready_pipeline(["tagger", "ner"], shared=False, sgd=optimizer)
     for _ in range(22):
         nlp.update(examples, sgd=optimizer)
         optimizer.step_schedules()

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ...core.checks import Section
 from ...core.types import FloatOrSchedule
-from .blocks import Block
-from .module import Module, Ranges
+from .module import Block, Module, Ranges
 
 _PART = 1 << 18
 

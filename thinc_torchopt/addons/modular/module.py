@@ -9,7 +9,7 @@ name of the part.
 import inspect
 import math
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, Optional
@@ -20,7 +20,6 @@ from torch import Tensor
 from ...core.algorithms import as_plain, may_move
 from ...core.checks import Section
 from .aux_vars import AuxVar
-from .blocks import Block, opmath
 
 # The ranges of options: see `ModularPart.ranges`.
 OptionRange = Literal["beta", "at_least_0", "part", "flag"]
@@ -29,6 +28,89 @@ ENABLED = "enabled"
 ROUND_RESET = "round_reset"
 # The place in a config of the part that is being built, for errors.
 where_it_stands: ContextVar[str] = ContextVar("where_it_stands", default="")
+
+
+class StateView(MutableMapping[str, Any]):
+    """A part's state of a param: a view of the optimizer's state, where keys begin with the part's label."""
+
+    def __init__(self, state: dict[str, Any], label: str):
+        self.state, self.prefix = state, f"{label}/"
+
+    def __getitem__(self, key: str) -> Any:
+        return self.state[self.prefix + key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.state[self.prefix + key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.state[self.prefix + key]
+
+    def __iter__(self) -> Iterator[str]:
+        n = len(self.prefix)
+        return iter([key[n:] for key in self.state if key.startswith(self.prefix)])
+
+    def __len__(self) -> int:
+        return sum(key.startswith(self.prefix) for key in self.state)
+
+
+class Block:
+    """A param, and its gradient on the way through the modules.
+
+    weights (Tensor): The values before the update. Read-only.
+    state (MutableMapping[str, Any]): The current module's state of the param, by name. Tensors are written in place.
+    options (Mapping[str, Any]): The current module's options for the param.
+    tool (Any): The result of the module's `begin_step`.
+
+    All tensors have the same shape. Half-precision params are computed in float32.
+    """
+
+    def __init__(self, weights: Tensor, values: Tensor, factor: float = 1.0):
+        wide = opmath(weights.dtype)
+        self.weights = weights.to(wide)
+        self._values = values.to(wide)
+        self._is_own = self._values is not values
+        self.state: MutableMapping[str, Any] = {}
+        self.options: Mapping[str, Any] = {}
+        self.tool: Any = None
+        self.scale(factor)
+
+    @property
+    def step(self) -> int:
+        """Number of steps of the module on the param, this one included."""
+        return int(self.state.get("step", 0))
+
+    def read(self) -> Tensor:
+        """The input. Read-only: it may be the gradient itself."""
+        return self._values
+
+    def own(self) -> Tensor:
+        """The input, to be changed in place to the output."""
+        if not self._is_own:
+            self._values, self._is_own = self._values.clone(), True
+        return self._values
+
+    def put(self, values: Tensor) -> None:
+        """Set the output. values (Tensor): Perhaps a state tensor: it is not changed."""
+        self._values, self._is_own = values, False
+
+    def scale(self, factor: float) -> None:
+        """Multiply the input by a number."""
+        if factor != 1.0:
+            self._values, self._is_own = self._values * factor, True
+
+    def update(self, rate: float, decay: float) -> None:
+        """Update the weights.
+
+        rate (float): Multiplies the output of the last module. decay (float): Part of the weights to subtract.
+        """
+        if decay:
+            self.weights.mul_(1.0 - decay)
+        self.weights.add_(self._values, alpha=-rate)
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 class ModularPart:

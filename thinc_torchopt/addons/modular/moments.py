@@ -10,8 +10,7 @@ from torch import Tensor
 from ...core import kernels
 from ...core.checks import Section
 from ...core.types import FloatOrSchedule
-from .blocks import Block, opmath
-from .module import Module, Ranges
+from .module import Block, Module, Ranges, opmath
 
 
 class Momentum(Module):

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ...core.types import FloatOrSchedule
-from .blocks import Block
-from .module import Ranges, Regularizer
+from .module import Block, Ranges, Regularizer
 
 
 class _Alpha(Regularizer):

@@ -14,8 +14,7 @@ from ...core.algorithms import map_tensors
 from ...core.checks import own_errors
 from ...core.errors import StateError, StateKeyError
 from ...core.schema import Count, NotNegative, check_names, check_version, read, refuse, write
-from .blocks import StateView
-from .module import ModularPart, Regularizer
+from .module import ModularPart, Regularizer, StateView
 
 VERSION = 2
 _KINDS: dict[type, Any] = {bool: bool, int: Count, float: NotNegative}

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from ...core.errors import AuxVarError, AuxVarKeyError, AuxVarTypeError
 from .aux_vars import AUX_VARS, AuxVar, How
-from .blocks import Block
-from .module import Module
+from .module import Block, Module
 
 # 0.0 stands for zeros of any shape.
 Vector = Union[Mapping[str, Tensor], float]

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ...core.checks import Section
 from ...core.errors import ConfigArgumentError, ConfigError
-from .blocks import Block, opmath
-from .module import Module, where_it_stands
+from .module import Block, Module, opmath, where_it_stands
 
 # Prefix of values in the optimizer's param group, which are kept in the state of the param.
 IN_GROUP = "group:"

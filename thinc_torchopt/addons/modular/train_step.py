@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +15,14 @@ from ...core.checks import Section
 from ...core.errors import ConfigTypeError, ParamError
 from ...core.host import BatchNorm
 
-if TYPE_CHECKING:
-    from .optimizer import Modular
-
 # Number of samples whose gradients are in memory at once.
 CHUNK = 64
 
 
 def train_step(
-    optimizer: Modular, model: torch.nn.Module, batch: Any, sclip: float | None, loss: Callable[..., Tensor] | None
+    optimizer: Any, model: torch.nn.Module, batch: Any, sclip: float | None, loss: Callable[..., Tensor] | None
 ) -> float:
-    """See `Modular.run_train_step`."""
+    """See `Modular.run_train_step`. optimizer (Modular): The optimizer."""
     named = names_in_model(optimizer, model, "run a training step")
     batch = checked_batch(model, batch, loss)
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -51,8 +48,10 @@ def train_step(
     return float(value.detach())
 
 
-def names_in_model(optimizer: Modular, model: Any, what: str) -> dict[int, str]:
-    """The names of all params of a model by their `id`. what (str): For errors: "Can't {what}: ...".
+def names_in_model(optimizer: Any, model: Any, what: str) -> dict[int, str]:
+    """The names of all params of a model by their `id`.
+
+    optimizer (Modular): The optimizer. what (str): For errors: "Can't {what}: ...".
 
     RAISES (ConfigTypeError): It is not a torch model. (ParamError): It is not the optimizer's.
     """

@@ -36,7 +36,7 @@ from typing import Any, NoReturn, Optional
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ...core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning, StateError
+from ...core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 from ...core.host import run_last
 from ...core.rates import (
     NEW_PARAMS_FACTOR,
@@ -154,12 +154,8 @@ class LearnRateController(RateWriter):
 
         kind (str): A key of `overruns`. started (float): Its start, from `timer`.
         """
-        if self.guards.ended(kind, started, self._size, self.step_count):
+        if self.guards.ended(kind, started, self.step_count):
             self.breaker.was_slow()
-
-    def _size(self) -> tuple[int, int]:
-        """The number of groups and of params."""
-        return len(self._groups), sum(len(record.params) for record in self._groups.values())
 
     def timer(self) -> float:
         """The start of some work, for `took`."""
@@ -455,7 +451,7 @@ class LearnRateController(RateWriter):
         saved = read(PolicyControllerState, state, _WHAT)
         check_names(saved.groups, self._groups, _WHAT, "groups")
         self._check_groups(saved.groups)
-        self.load(saved, _WHAT)
+        self.load(saved)
         self.breaker.load(saved.mode)
         loaded = set()
         for label, record in self._groups.items():
@@ -479,17 +475,12 @@ class LearnRateController(RateWriter):
                     refuse(_WHAT, f"groups/{label}/{name}", repr(here), repr(there))
             if hasattr(rate.keeper, "check_state_dict"):
                 rate.keeper.check_state_dict(found.policy_state)
-        other = {label: found for label, found in self._groups.items() if saved[label].checksum != found.checksum}
-        if other and _are_swapped(other, {label: saved[label].checksum for label in other}):
-            raise StateError(
-                f"Can't load {_WHAT}: expected param groups {sorted(other)} in the order in which they were saved, "
-                "found another order. Build the optimizer with the groups in the same order."
-            )
+        other = sorted(label for label, record in self._groups.items() if saved[label].checksum != record.checksum)
         if other:
             warnings.warn(
                 LearnRateWarning(
-                    f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. "
-                    "Their learn rates are kept."
+                    f"Param groups {other} have other params, shapes or options than when they were saved, or another "
+                    "order. Their learn rates are kept."
                 ),
                 stacklevel=3,
             )
@@ -515,12 +506,23 @@ def _append_group(
     RAISES (ConfigError): A param can't be optimized or is in the optimizer already, or there are none; or an unknown
         option.
     """
-    tensors = _check_new(to, parent, given, options)
+    if not given:
+        _refuse(to, "at least one param, found none")
+    if unknown := sorted(set(options) - set(to.all_options)):
+        _refuse(to, f"options among {to.all_options}, found {unknown}")
+    if isinstance(to.optimizer, torch.optim.LBFGS):
+        _refuse(to, "an optimizer with several param groups, found LBFGS")
     wanted = {option: parent.group[option] for option in to.all_options if option in parent.group} | dict(options)
-    _make_state(to.optimizer, tensors, {**wanted, "lr": policy_rate_of(parent).base or 1e-3})
     rate = policy.rate(0, NEW_PARAMS_FACTOR * parent.rate)
     lr = rate if parent.lr_tensor is None else torch.full_like(parent.lr_tensor, rate)
-    to.optimizer.add_param_group({**wanted, "params": given, "lr": lr})
+    if len({id(param[1] if isinstance(param, tuple) else param) for param in given}) < len(given):
+        _refuse(to, "each param once, found one twice")
+    try:
+        state = _first_state(to.optimizer, given, {**wanted, "lr": policy_rate_of(parent).base or 1e-3})
+        to.optimizer.add_param_group({**wanted, "params": given, "lr": lr})
+    except (TypeError, ValueError, AttributeError) as error:
+        _refuse(to, f"new params that it can optimize, found others. torch says: {error}")
+    to.optimizer.state.update(state)
     return to.optimizer.param_groups[-1]
 
 
@@ -543,56 +545,18 @@ def _find_parent(to: OptimizerRecord, parent: str | int | None) -> GroupRecord:
     _refuse(to, f"a parent among {[record.label for record in to.groups]}, or its index, found {parent!r}")
 
 
-def _check_new(
-    to: OptimizerRecord, parent: GroupRecord, given: list[Any], options: Collection[str]
-) -> list[torch.Tensor]:
-    """Check that an optimizer can get new params. RETURNS (list[Tensor]): Their tensors. RAISES (ConfigError): It
-    can't.
-    """
-    if isinstance(to.optimizer, torch.optim.LBFGS):
-        _refuse(to, "an optimizer with several param groups, found LBFGS")
-    if not given:
-        _refuse(to, "at least one param, found none")
-    if unknown := sorted(set(options) - set(to.all_options)):
-        _refuse(to, f"options among {to.all_options}, found {unknown}")
-    has_names = "param_names" in parent.group
-    known = {id(param) for group in to.optimizer.param_groups for param in group["params"]}
-    tensors = []
-    for i, param in enumerate(given):
-        tensor = param[1] if isinstance(param, tuple) and len(param) == 2 else param
-        if not isinstance(tensor, torch.Tensor):
-            _refuse(to, f"tensors, found {tensor!r} at place {i}")
-        if has_names != isinstance(param, tuple):
-            _refuse(
-                to,
-                f"{'pairs of name and param' if has_names else 'params without names'}, as it has already, found "
-                f"others at place {i}",
-            )
-        if not tensor.is_leaf:
-            _refuse(
-                to, f"leaf tensors, found one of shape {tuple(tensor.shape)} at place {i} that was computed from others"
-            )
-        if id(tensor) in known:
-            _refuse(
-                to, f"params that are new, found one of shape {tuple(tensor.shape)} at place {i} that it has already"
-            )
-        known.add(id(tensor))
-        tensors.append(tensor)
-    return tensors
-
-
-def _make_state(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor], options: Mapping[str, Any]) -> None:
-    """Make the state that a class makes only when it is built, as Adagrad does: build one, and copy its state. options
-    (Mapping[str, Any]): Of the params' group, with a `lr`.
+def _first_state(optimizer: torch.optim.Optimizer, params: list[Any], options: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """The state that a class makes only when it is built, as Adagrad does. options (Mapping[str, Any]): Of the params'
+    group, with a `lr`.
     """
     signature = inspect.signature(type(optimizer))
     accepts_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     accepted = {name: value for name, value in options.items() if accepts_all or name in signature.parameters}
     try:
-        signature.bind(tensors, **accepted)
+        signature.bind(params, **accepted)
     except TypeError:  # a class with other arguments, e.g. around other optimizers
-        return
-    optimizer.state.update(type(optimizer)(tensors, **accepted).state)
+        return {}
+    return type(optimizer)(params, **accepted).state
 
 
 def _refuse(to: OptimizerRecord, expected_and_found: str) -> NoReturn:
@@ -644,14 +608,3 @@ def _saved(record: GroupRecord) -> GroupState:
         rate.kind,
         None if rate.keeper is None else rate.keeper.state_dict(),
     )
-
-
-def _are_swapped(groups: Mapping[str, GroupRecord], saved: Mapping[str, str]) -> bool:
-    """Whether each saved checksum belongs to another group. Both are by label."""
-    left = list(groups.values())
-    for label in groups:
-        found = next((record for record in left if saved[label] == record.checksum_as(label)), None)
-        if found is None:
-            return False
-        left.remove(found)
-    return True

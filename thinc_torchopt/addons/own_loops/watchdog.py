@@ -12,20 +12,16 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from ...core.checks import Section
 from ...core.near_misses import did_you_mean
-from ...core.schema import Count, read, write
+from ...core.schema import Count, write
 
 # Clean steps in a row that end conservative mode.
 CLEAN_STEPS = 100
 # For this many steps from its beginning, rates may not rise.
 HELD_STEPS = 100
-# Steps between reports of the number of writes.
-REPORT_STEPS = 1000
-
-State = Literal["closed", "open", "half-open"]
 
 _SECTION, _BUDGET = Section("the learn rate controller"), "milliseconds, above 0"
 # In milliseconds of CPU time.
@@ -44,24 +40,19 @@ logger = logging.getLogger("thinc_torchopt.learn_rate")
 class CircuitBreaker:
     """Counts failures, and clean steps.
 
-    `state` describes the recent past. "closed": good. "open": too many failures. "half-open": too many failures some
-    time ago; a clean step closes it, a failure opens it again. It is for inspection only.
+    `state` is "open" after several failures of any kind in a row, without a clean step in between: for inspection only.
 
     `conservative` is set after several writes by other code in a row, and ends after a hundred clean steps. At first
     rates may fall, but not rise (`holds_rates`).
 
-    failures (int): Failures in a row, without a clean step in between, that open it, or begin conservative mode.
-    recovery_seconds (float): How long it stays open.
-    clock (Callable): The time in seconds; only differences count.
-    RAISES (ConfigError): An argument is out of its range.
+    failures (int): Failures in a row that open it, or begin conservative mode.
+    RAISES (ConfigError): Not a whole number of at least 1.
 
     Public: `times` (how often conservative mode has begun), and the counters in `BreakerState`.
     """
 
-    def __init__(self, failures: int = 3, recovery_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
-        section = Section("the circuit breaker", allows_texts=False)
-        self.failures = section.whole("failures", failures, at_least=1)
-        self.recovery_seconds = section.number("recovery_seconds", recovery_seconds)
+    def __init__(self, failures: int = 3):
+        self.failures = Section("the circuit breaker", allows_texts=False).whole("failures", failures, at_least=1)
         self.conservative = False
         self.times = 0
         self.failures_in_a_row = 0  # of any kind
@@ -70,20 +61,11 @@ class CircuitBreaker:
         # In conservative mode:
         self.steps = 0
         self.clean_steps = 0
-        self.writes = 0  # since the last report
-        self._clock = clock
-        self._opened_at: float | None = None
         self._slow_since_step = False
 
     @property
-    def state(self) -> State:
-        seconds = self.seconds_open
-        return "closed" if seconds is None else "open" if seconds < self.recovery_seconds else "half-open"
-
-    @property
-    def seconds_open(self) -> float | None:
-        """For how long it has been open. None: it is closed."""
-        return None if self._opened_at is None else self._clock() - self._opened_at
+    def state(self) -> Literal["closed", "open"]:
+        return "open" if self.failures_in_a_row >= self.failures else "closed"
 
     @property
     def holds_rates(self) -> bool:
@@ -92,40 +74,22 @@ class CircuitBreaker:
 
     # ------------------------------------------------------------------ events
 
-    def failed(self) -> None:
-        """Count a failure that does not matter for conservative mode."""
-        state = self.state
-        self.failures_in_a_row += 1
-        if state == "half-open" or (state == "closed" and self.failures_in_a_row >= self.failures):
-            self._opened_at = self._clock()
-
-    def succeeded(self) -> None:
-        """Count a success. It has no effect while the breaker is open."""
-        if self.state != "open":
-            self.reset()
-
-    def reset(self) -> None:
-        """Close it."""
-        self.failures_in_a_row = 0
-        self._opened_at = None
-
     def was_slow(self) -> None:
-        """Count work that is slow again and again."""
+        """Count work that is slow again and again. It does not matter for conservative mode."""
         self._slow_since_step = True
-        self.failed()
+        self.failures_in_a_row += 1
 
     def was_written_to(self, step: int) -> None:
         """Count a write by other code. Several may come between two steps. step (int): For the log."""
-        self.failed()
         self.wrote_since_step = True
         self.clean_steps = 0
-        self.writes += 1
+        self.failures_in_a_row += 1
         self.writes_in_a_row += 1
         if self.conservative or self.writes_in_a_row < self.failures:
             return
         self.conservative = True
         self.times += 1
-        self.steps, self.writes = 0, 1
+        self.steps = 0
         logger.warning(
             "Conservative mode began at step %d: other code keeps writing to the param groups. Such writes are undone "
             "without further warnings, and learning rates may fall but not rise for %d steps. The mode ends after %d "
@@ -142,24 +106,17 @@ class CircuitBreaker:
         slow, self._slow_since_step = self._slow_since_step, False
         if not written:
             self.writes_in_a_row = 0
-            if self.failures_in_a_row and not slow:
-                self.succeeded()
+            if not slow:
+                self.failures_in_a_row = 0
         if self.conservative:
             self._end_conservative_step(step, is_clean=not written)
 
     def _end_conservative_step(self, step: int, *, is_clean: bool) -> None:
         self.steps += 1
-        if self.steps % REPORT_STEPS == 0 and self.writes:
-            message = (
-                "Other code wrote to the param groups %d times in the %d steps up to step %d. All writes were undone."
-            )
-            logger.warning(message, self.writes, REPORT_STEPS, step)
-            self.writes = 0
         self.clean_steps += is_clean
         if self.clean_steps == CLEAN_STEPS:
             self.conservative = False
             self.clean_steps = 0
-            self.reset()
             logger.info(
                 "Conservative mode ended after step %d: no other code wrote to the param groups in the last %d steps.",
                 step,
@@ -169,21 +126,12 @@ class CircuitBreaker:
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, for JSON. Times are kept as durations: clocks differ between processes."""
+        """The state, for JSON."""
         return write(self, BreakerState)
 
-    def load_state_dict(self, state: Any) -> None:
-        """Resume from a saved state.
-
-        RAISES (StateError): Not the state of a circuit breaker. Nothing changes then.
-        """
-        self.load(read(BreakerState, state, "the state of the circuit breaker"))
-
     def load(self, state: BreakerState) -> None:
-        """As `load_state_dict`, with the parsed state."""
-        self._opened_at = None if state.seconds_open is None else self._clock() - state.seconds_open
-        for name in vars(state).keys() - {"seconds_open"}:
-            setattr(self, name, getattr(state, name))
+        """Resume from a saved state."""
+        vars(self).update(vars(state))
 
 
 @dataclass
@@ -197,8 +145,6 @@ class BreakerState:
     wrote_since_step: bool
     steps: Count
     clean_steps: Count
-    writes: Count
-    seconds_open: Optional[float]
 
 
 class RuntimeGuards:
@@ -231,12 +177,12 @@ class RuntimeGuards:
         self.overruns: dict[str, int] = {}
         self._last_was_over: set[str] = set()
 
-    def ended(self, kind: str, started: float, size: Callable[[], tuple[int, int]], step: int) -> bool:
+    def ended(self, kind: str, started: float, step: int) -> bool:
         """Compare the time of some work with its budget.
 
         kind (str): A key of `BUDGETS`.
         started (float): Its start, by `timer`.
-        size (Callable): The number of groups and params. For the log, as is `step`.
+        step (int): For the log.
         RETURNS (bool): Whether it exceeded its budget, and did so the time before as well.
         """
         milliseconds = 1000.0 * (self.timer() - started)
@@ -246,13 +192,11 @@ class RuntimeGuards:
         self.overruns[kind] = self.overruns.get(kind, 0) + 1
         if self.overruns[kind] == 1:
             logger.info(
-                "%s took %.3g ms of CPU time at step %d, with %d param groups and %d params: expected at most %g ms. "
-                "Nothing else changes. More of this is counted in controller.overruns; runtime_budgets sets other "
-                "limits.",
+                "%s took %.3g ms of CPU time at step %d: expected at most %g ms. Nothing else changes. More of this is "
+                "counted in controller.overruns; runtime_budgets sets other limits.",
                 _WHAT[kind],
                 milliseconds,
                 step,
-                *size(),
                 self.budgets[kind],
             )
         repeats = kind in self._last_was_over

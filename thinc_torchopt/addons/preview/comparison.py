@@ -541,55 +541,17 @@ def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison |
     told = len(fine) - 1 + (len(fine) - 2) * (_STOCK in fine)
     found = compare(scores, _BASE, drawn, comparisons=told)
     with_stock = compare(scores, _STOCK, drawn, comparisons=told) if _STOCK in fine else None
-    return found, with_stock, found.winner, "\n".join([_verdict(found), *_beside_stock(with_stock)])
-
-
-def _verdict(found: Comparison) -> str:
-    best, means, seeds = found.best, found.means, f"{found.seeds} seeds"
-    differences = found.differences
-    if not any(means.values()):
-        return "Nothing can be said: all scores are 0. Try more --steps."
-    if not differences:
-        told = f"{best} has the best score, by {found.difference(best):.4f}. " if best != found.base else ""
-        return f"{told}One seed can't tell a difference from chance. Try --seeds 3."
-    if len(set(means.values())) == 1 and not any(difference.of_seeds for difference in differences.values()):
-        return "Nothing can be said: all scores are the same. Try fewer --steps, or more data to evaluate on."
-    if found.winner != found.base:
-        return (
-            f"{found.winner} is better than the config as it is: {means[found.winner]:.4f} against "
-            f"{means[found.base]:.4f}. With {seeds}, up to {differences[found.winner].margin:.4f} may be chance."
-        )
-    if best == found.base:
-        widest = max(difference.margin for difference in differences.values())
-        return f"Nothing is better than the config as it is. With {seeds}, up to {widest:.4f} may be chance."
-    lead = differences[best]
-    if lead.value < lead.error:
-        return (
-            f"No difference can be seen: {best} is ahead by {lead.value:.4f}, less than a standard error. With "
-            f"{seeds}, up to {lead.margin:.4f} may be chance."
-        )
-    enough = found.seeds_for(best)
-    advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
-    if enough is None and lead.of_texts > lead.of_seeds:
-        advice = " More texts to evaluate on would help more than more seeds."
     return (
-        f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
-        f"{lead.margin:.4f} may be chance.{advice}"
+        found,
+        with_stock,
+        found.winner,
+        "\n".join([found.verdict("the config as it is"), *_beside_stock(with_stock)]),
     )
 
 
 def _beside_stock(found: Comparison | None) -> Iterator[str]:
     """Say of each recipe whether it is better than spaCy's Adam, tuned."""
-    for name, difference in ({} if found is None else found.differences).items():
-        if name == _BASE:
-            continue
-        size, chance = f"{abs(difference.value):.4f}", f"up to {difference.margin:.4f} may be chance"
-        if difference.is_told:
-            better, worse = (name, _STOCK) if difference.value > 0 else (_STOCK, name)
-            yield f"{better} is better than {worse} by {size}, of which {chance}."
-        elif not difference.value:
-            yield f"{name} and {_STOCK} have the same score, and {chance}."
-        elif abs(difference.value) < difference.error:
-            yield f"{name} and {_STOCK}: no difference can be seen. They are {size} apart, and {chance}."
-        else:
-            yield f"{name} is {'ahead of' if difference.value > 0 else 'behind'} {_STOCK} by {size}, and {chance}."
+    if found is not None:
+        for name in found.differences:
+            if name != _BASE:
+                yield f"{name} against {_STOCK}: {', '.join(found.cells(name))}."

@@ -41,13 +41,13 @@ class ParamRow(NamedTuple):
     dtype: str
     device: str
     kind: str
-    group: str | None
-    algorithm: str | None
-    learn_rate: float
-    learn_rate_at_steps: float | None
-    weight_decay: float | None
-    frozen: str | None
-    frozen_until: int | None
+    group: str | None = None
+    algorithm: str | None = None
+    learn_rate: float = 0.0
+    learn_rate_at_steps: float | None = None
+    weight_decay: float | None = None
+    frozen: str | None = None
+    frozen_until: int | None = None
 
 
 class TableData(NamedTuple):
@@ -253,47 +253,24 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
             shape = None if value is None else list(value.shape)
             size = 0 if shape is None else math.prod(shape)
             kind = "torch" if isinstance(found.owner, Shim) else "thinc"
-            info = now.get(found.name)
-            if info is None:
+            row = ParamRow(found.name, component, shape, size, _dtype_of(value), _device_of(value), kind)
+            if (info := now.get(found.name)) is None:
                 reason = reasons.get(id(model)) or ("no value" if not size else "requires_grad = false")
-                rate_later = None if later is None else 0.0
-                yield ParamRow(
-                    found.name,
-                    component,
-                    shape,
-                    size,
-                    _dtype_of(value),
-                    _device_of(value),
-                    kind,
-                    None,
-                    None,
-                    0.0,
-                    rate_later,
-                    None,
-                    reason,
-                    None,
-                )
-            else:
-                yield ParamRow(
-                    found.name,
-                    component,
-                    shape,
-                    size,
-                    info.dtype,
-                    info.device,
-                    info.kind,
-                    info.group,
-                    info.algorithm,
-                    info.learn_rate,
-                    None if later is None else later[found.name].learn_rate,
-                    info.options.get("weight_decay", info.options.get("L2")),
-                    None
-                    if not info.frozen_until
-                    else "freeze"
-                    if info.frozen_until == math.inf
-                    else f"until step {info.frozen_until:.0f}",
-                    None if info.frozen_until == math.inf else int(info.frozen_until),
-                )
+                yield row._replace(frozen=reason, learn_rate_at_steps=None if later is None else 0.0)
+                continue
+            is_frozen = info.frozen_until == math.inf
+            yield row._replace(
+                dtype=info.dtype,
+                device=info.device,
+                kind=info.kind,
+                group=info.group,
+                algorithm=info.algorithm,
+                learn_rate=info.learn_rate,
+                learn_rate_at_steps=None if later is None else later[found.name].learn_rate,
+                weight_decay=info.options.get("weight_decay", info.options.get("L2")),
+                frozen="freeze" if is_frozen else f"until step {info.frozen_until:.0f}" if info.frozen_until else None,
+                frozen_until=None if is_frozen else int(info.frozen_until),
+            )
 
 
 def _why_not_trained(nlp: Language, frozen: list[str]) -> dict[int, str]:
@@ -331,20 +308,30 @@ def _device_of(value: Any) -> str:
 
 
 def _sums_by_group(rows: list[ParamRow]) -> list[dict[str, Any]]:
-    sums: dict[str | None, dict[str, Any]] = {}
-    for row in rows:
-        rates = {"learn_rate": row.learn_rate, "learn_rate_at_steps": row.learn_rate_at_steps}
-        found = sums.setdefault(row.group, {"group": row.group, "params": 0, "size": 0, **rates})
-        found["params"] += 1
-        found["size"] += row.size
-    return sorted(sums.values(), key=lambda found: found["group"] is None)
+    def sums(found: list[ParamRow]) -> dict[str, Any]:
+        rates = {"learn_rate": found[0].learn_rate, "learn_rate_at_steps": found[0].learn_rate_at_steps}
+        return {"group": found[0].group, **_count(found), **rates}
+
+    return sorted(map(sums, _by(rows, "group")), key=lambda found: found["group"] is None)
 
 
 def sums_by_component(rows: list[ParamRow]) -> list[dict[str, Any]]:
-    sums: dict[str, dict[str, Any]] = {}
+    return [
+        {
+            "component": found[0].component,
+            **_count(found),
+            "trained_size": sum(row.size for row in found if row.frozen_until is not None),
+        }
+        for found in _by(rows, "component")
+    ]
+
+
+def _by(rows: list[ParamRow], key: str) -> list[list[ParamRow]]:
+    found: dict[Any, list[ParamRow]] = {}
     for row in rows:
-        found = sums.setdefault(row.component, {"component": row.component, "params": 0, "size": 0, "trained_size": 0})
-        found["params"] += 1
-        found["size"] += row.size
-        found["trained_size"] += row.size if row.frozen_until is not None else 0
-    return list(sums.values())
+        found.setdefault(getattr(row, key), []).append(row)
+    return list(found.values())
+
+
+def _count(rows: list[ParamRow]) -> dict[str, int]:
+    return {"params": len(rows), "size": sum(row.size for row in rows)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spacy.attrs import ORTH
 from spacy.vectors import Mode
@@ -22,13 +22,12 @@ from ...core.errors import ParamError
 from ...core.host import forward_of
 from .records import Rows
 
-if TYPE_CHECKING:
-    from .book import Book
-
 # A layer. thinc's types for arrays are too narrow for what is done here.
 Node = Any
+# The `Book` of book.py, which runs forms.
+Book = Any
 Forward = Callable[..., Any]
-Form = Callable[["Book", Forward, Node, Any, bool], tuple[Any, Callable[..., Any]]]
+Form = Callable[[Book, Forward, Node, Any, bool], tuple[Any, Callable[..., Any]]]
 
 
 # ---------------------------------------------------------------------- layers without params

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -33,7 +32,6 @@ _OTHER_SCRIPT: Final = 0.1
 _OTHER_TOKENS: Final = 0.1
 # A score's name has the key of its spans, and is a key of the config, too.
 _NO_KEY: Final = ":=\n\r$"
-_EAST_ASIAN: Final = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ def languages_of(examples: Iterable[Example]) -> Counter[str]:
 
 
 def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
-    """Whether texts seem to be in another language, or in several."""
+    """Whether texts say that they are in another language, or in several."""
     notes = []
     said = languages_of(examples)
     others = [other for other, _ in said.most_common() if other != lang]
@@ -247,26 +245,4 @@ def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
         notes.append(
             f"The config is for '{lang}', but the texts say that they are in {found}. For several languages: --lang xx."
         )
-    scripts = Counter(filter(None, map(_script, (example.reference.text for example in examples))))
-    usual = [script for script, n in scripts.most_common() if n >= _OTHER_SCRIPT * len(examples)]
-    if len(usual) > 1 and lang != "xx" and not others:
-        shares = " and ".join(f"{scripts[script]:,} in {script.title()}" for script in usual)
-        notes.append(f"Texts are in several scripts: {shares}. For several languages: --lang xx.")
-    words, other = 0, 0
-    for example in examples[:200]:
-        ours = {(token.idx, len(token)) for token in example.predicted}
-        words += len(example.reference)
-        other += sum((token.idx, len(token)) not in ours for token in example.reference)
-    if other > _OTHER_TOKENS * words:
-        notes.append(
-            f"{other:,} of the first {words:,} tokens are cut differently by spaCy's tokenizer for '{lang}', and lose "
-            "a part of their annotations. Is that the language of the texts?"
-        )
     return notes
-
-
-def _script(text: str) -> str:
-    """The script of most letters of a text, as the first word of their names in Unicode."""
-    names = (unicodedata.name(char, "").partition(" ")[0] for char in text[:500] if char.isalpha())
-    counted = Counter("CJK" if name.startswith(_EAST_ASIAN) else name for name in names)
-    return counted.most_common(1)[0][0] if counted else ""

@@ -2,8 +2,8 @@
 
 log_file.py reads a log, runs.py joins logs to runs. trained.py reads what was trained, labels.py the scores of labels.
 kinds.py compares predictions with annotations, a class for each kind of them, and errors.py finds the worst errors.
-figures.py draws runs, draw_errors.py errors; about.py says the rest in words, and page.py writes the page. plots.py has
-the pictures of other commands, style.py their common style.
+figures.py draws runs, draw_errors.py errors; page.py makes the page, or one picture. plots.py has the pictures of other
+commands, style.py their common style.
 """
 
 from .page import check_output

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 from jinja2 import Environment, PackageLoader
 
 from ...core.compat import import_figure
 from ...core.errors import ConfigError
-from .about import about
 from .figures import Panel, keys_of, make_panels
 from .log_file import printable
 from .runs import LoggedRun, facts_of
-from .style import COLOURS, MUTED, TEXT, check_place, new_figure, save, save_whole, set_ticks, style
-
-if TYPE_CHECKING:
-    from .report import Report
+from .style import COLOURS, MUTED, TEXT, check_place, new_figure, save, set_ticks, style
 
 _ENDINGS = (".html", ".pdf", ".png", ".svg")
 # In points: width of a plot on a wide screen and on a phone, and its margins.
@@ -48,35 +44,22 @@ def check_output(path: Path, read: Sequence[Path]) -> None:
     import_figure()
 
 
-def write_page(report: Report, path: Path, *, reload_seconds: int | None = None) -> None:
-    """Write a report into one file.
-
-    path (Path): .html is a page; .png, .svg and .pdf are one picture. An existing file is replaced.
-    reload_seconds (int | None): An open page reloads the file this often.
-    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to
-        draw.
-    """
-    runs = report.runs
-    check_output(path, [log for run in runs for log in run.paths])
-    if path.suffix.lower() == ".html":
-        page = make_page(report, reload_seconds=reload_seconds)
-        with save_whole(path) as unfinished:
-            unfinished.write_text(page, encoding="utf8")
-    else:
-        with style():
-            save(_draw_all(runs), path)
+def draw(runs: Sequence[LoggedRun], path: Path) -> None:
+    """Draw runs into one picture, a .png, .svg or .pdf. An existing file is replaced."""
+    with style():
+        save(_draw_all(runs), path)
 
 
-def make_page(report: Report, *, reload_seconds: int | None = None) -> str:
+def make_page(runs: Sequence[LoggedRun], beside: Mapping[str, Any], *, reload_seconds: int | None = None) -> str:
     """The HTML page of a report.
 
+    beside (Mapping[str, Any]): Values for the template, beside those of the runs.
     reload_seconds (int | None): Seconds between two reloads of the page.
     RAISES (ImportError): matplotlib is not installed. (ConfigError): There is nothing to draw.
     """
     environment = Environment(
         loader=PackageLoader(__package__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    runs = report.runs
     facts = [facts_of(run) for run in runs]
     return environment.get_template("page.html").render(
         title=_title(runs),
@@ -86,7 +69,7 @@ def make_page(report: Report, *, reload_seconds: int | None = None) -> str:
         runs=[(run.label, COLOURS[i % len(COLOURS)], row) for i, (run, row) in enumerate(zip(runs, facts))],
         shown=[i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)],
         has_scores=any(run.best for run in runs),
-        **about(report),
+        **beside,
         panels=[_as_html(panel, f"panel-{i}") for i, panel in enumerate(_panels(runs))],
         tables=list(_tables(runs)),
     )

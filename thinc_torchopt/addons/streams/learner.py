@@ -44,7 +44,7 @@ from ...core.types import BatchSize
 from ...core.words import count, listed
 from ...loop.checkpoint_folder import resumable
 from ...loop.components import check_listeners, is_trained
-from ...loop.config_check import collect_identity, collect_values, compare_configs, compare_identities
+from ...loop.config_check import collect_identity, collect_values, compare_configs
 from ...loop.label_conflicts import MOST_TEXTS, Comparison
 from ...loop.model_state import check_model, checksum_of, collect_model, restore_model
 from ...loop.random_state import check_generators, collect_random, preserved_random, restore_random
@@ -64,11 +64,11 @@ from .records import (
     unknown_labels,
     without_half_line,
 )
-from .rows import LogRow, append_rows, trim_rows
-from .scores import ScoredTexts, StreamScores
+from .rows import LogRow, append_rows, trim
+from .scores import StreamScores, pack, unpack
 from .settings import LearnSettings
 from .source import Line, LineReader, Place
-from .state import VERSION, LearnerState, TextBlock
+from .state import VERSION, LearnerState, StreamProgress, TextBlock
 from .teaching import TEACHER, StreamTeacher
 from .undo import Undo
 
@@ -107,8 +107,7 @@ class StreamLearner:
         another pipeline, or that of this pipeline can't be saved. (PipelineError): There is nothing to train.
         (ConfigError): A component would get no output of the one that it listens to.
 
-    Public: `texts` (learned so far), `rejected` (left out so far, as they can't be learned), `goes_on` (whether the run
-        goes on with an earlier one), `place` (in the stream), `teacher` (or None).
+    Public: `progress`, `goes_on` (whether the run goes on with an earlier one), `teacher` (or None).
     """
 
     def __init__(
@@ -136,16 +135,12 @@ class StreamLearner:
             "training"
         ]["before_update"]
         self._trained = set(nlp.pipe_names) - set(self._frozen)
-        self._teaches, self._annotated = Teaches(nlp, self._trained), AnnotatedTexts()
+        self._teaches = Teaches(nlp, self._trained)
         self._values, self._identity = collect_values(nlp), collect_identity(nlp)
-        self._added: list[tuple[str, str]] = []
         self.teacher: StreamTeacher | None = None
-        self.place = Place()
-        self._memory = Memory(settings.memory if settings.replay else 0)
-        self._block = TextBlock()
-        self._scored = ScoredTexts(nlp.vocab)
-        self.texts = self._tokens = self._skipped = self.rejected = 0
-        self._logged = self._last_watched = self._saved = 0
+        self.progress = StreamProgress(Memory(settings.memory if settings.replay else 0))
+        self._scored: list[Example] = []  # texts of the block, each as it was predicted before it was learned
+        self._saved = 0
         self._undo = Undo(nlp)
         self._compared: Comparison | None = Comparison(nlp, self._trained)
         self._changes = False  # the weights, at this moment
@@ -190,7 +185,7 @@ class StreamLearner:
             (self.folder / name).unlink(missing_ok=True)
         self._initialize()
         for line, _ in read_examples(self._nlp, old) if old is not None else ():
-            self._memory.add(line)
+            self.progress.memory.add(line)
         self.save()  # before anything else is there: the folder is that of a run
         if self._settings.is_taught:
             self._begin_teacher()
@@ -228,7 +223,8 @@ class StreamLearner:
             row: LogRow | None = None
             # spaCy keeps words of the texts, and frees them at the end of the zone.
             with self._nlp.memory_zone():
-                self._scored.unpack()
+                if packed := self.progress.scored:
+                    self._scored, self.progress.scored = unpack(packed, self._nlp.vocab), []
                 try:
                     is_over = self._learn_block(batches)
                 except (StateError, StreamError) as error:
@@ -236,22 +232,21 @@ class StreamLearner:
                         raise
                     is_over, failed, self._new_labels = True, error, {}
                 # The end of the stream may come at the end of a block, whose row was not due for the watched corpus.
-                is_unscored = is_over and self._watched is not None and self.texts > self._last_watched
-                if (self.texts > self._logged or is_unscored) and not self._new_labels:
+                is_unscored = is_over and self._watched is not None and self.progress.texts > self.progress.watched
+                if (self.progress.texts > self.progress.logged or is_unscored) and not self._new_labels:
                     row = self._make_row()
                 if is_over or self._new_labels:  # else they are in the row
-                    self._scored.pack()
-                else:
-                    self._scored.clear()
+                    self.progress.scored = pack(self._scored)
+                self._scored = []
             if self._new_labels:
                 self._add_labels()
                 continue
             if row is not None:
                 row = self._log(row, is_last=is_over)
-            if is_over or self.texts - self._saved >= self._settings.save_every:
+            if is_over or self.progress.texts - self._saved >= self._settings.save_every:
                 if failed is None:
                     self._check_annotated(at_end=is_over)
-                if not self._teaches.in_vain(self._annotated):
+                if not self._teaches.in_vain(self.progress.annotated):
                     self.save()
             if row is not None:
                 yield row
@@ -265,18 +260,18 @@ class StreamLearner:
         """
         has_ended = at_end and not self._is_stopped()
         if has_ended:
-            self._teaches.check(self._annotated)
-        if at_end or self._teaches.in_vain(self._annotated):
-            for doubt in self._teaches.doubts(self._annotated):
+            self._teaches.check(self.progress.annotated)
+        if at_end or self._teaches.in_vain(self.progress.annotated):
+            for doubt in self._teaches.doubts(self.progress.annotated):
                 self._notify(doubt)
         if has_ended:
-            self._annotated = AnnotatedTexts()
+            self.progress.annotated = AnnotatedTexts()
 
     def _learn_block(self, batches: Iterator[list[Line]]) -> bool:
         """Learn until the block is full, or there are new labels to add. RETURNS (bool): The stream is over, or the run
         was stopped.
         """
-        while self._block.texts < self._settings.every and not self._new_labels:
+        while self.progress.block.texts < self._settings.every and not self._new_labels:
             if self._is_stopped():
                 return True
             batch: list[Line] | None = self._waiting or next(batches, None)
@@ -287,7 +282,7 @@ class StreamLearner:
         return False
 
     def _batches(self, source: LineReader) -> Iterator[list[Line]]:
-        lines = source.read(self.place)
+        lines = source.read(self.progress.place)
         if self._settings.skip_bad:
             lines = without_half_line(lines, self._notify)
         while batch := list(islice(lines, self._settings.batch_size)):
@@ -321,13 +316,13 @@ class StreamLearner:
         while found and (bad := self._try_update(found)):
             rejected |= bad
             found = [text for text in found if text.line not in bad]
-        self._skipped += n_skipped
-        self.place = batch[-1].place
+        self.progress.skipped += n_skipped
+        self.progress.place = batch[-1].place
         for line in filter(rejected.__contains__, batch):
-            self.rejected += 1
+            self.progress.rejected += 1
             text = line.content.decode("utf8", errors="backslashreplace")
             self._unwritten.append(
-                {"number": self.rejected, "where": line.where, "reason": rejected[line], "text": text}
+                {"number": self.progress.rejected, "where": line.where, "reason": rejected[line], "text": text}
             )
             self._notify_once(f"Texts that can't be learned are left out, and are in '{self.folder / REJECTED}'.")
         self._write_rejected()
@@ -396,7 +391,7 @@ class StreamLearner:
                     continue
                 self.save()
                 raise StreamError(reason) from error
-            self._added.append((component, label))
+            self.progress.added.append((component, label))
             self._notify(f"'{component}' has got the label '{label}', of {where}.")
         self._new_labels = {}
         # Now, not with the next gradient: the state of new rows is a mean of the old ones, which rounds.
@@ -409,7 +404,7 @@ class StreamLearner:
             the run.
         """
         self._undo.keep()
-        old: list[tuple[str, int]] = self._memory.draw(self._settings.replay)
+        old: list[tuple[str, int]] = self.progress.memory.draw(self._settings.replay)
         try:
             self._update(found, old)
             return {}
@@ -428,7 +423,7 @@ class StreamLearner:
                 where = first.where if bad else f"a text of the memory, drawn with {first.where}"
                 raise StreamError(f"Can't learn from {where}: {reason} {self._advice}") from error
             for kept in bad_old:
-                self._memory.lines.remove(kept)
+                self.progress.memory.lines.remove(kept)
                 self._notify_once(f"A text of the memory can't be learned, and is forgotten: {kept[0][:60]}")
             return bad or self._try_update(found)
 
@@ -470,7 +465,7 @@ class StreamLearner:
             docs = self._nlp.pipe([example.predicted.copy() for example in examples])
             scored = [Example(doc, example.reference) for doc, example in zip(docs, examples)]
         if self._before_update is not None:
-            self._before_update(self._nlp, {"step": self.texts, "epoch": 0})
+            self._before_update(self._nlp, {"step": self.progress.texts, "epoch": 0})
         return scored, backward(
             self._nlp, [*examples, *old], drop=self._dropout, exclude=self._frozen, annotates=self._annotating
         )
@@ -484,7 +479,7 @@ class StreamLearner:
         known = [(example, n) for example, n in read if not unknown_labels(self._nlp, example, self._frozen)]
         old = [example for example, _ in known]
         if self.teacher is not None:
-            old = self.teacher.fill_in_later(old, [n for _, n in known], self._added)
+            old = self.teacher.fill_in_later(old, [n for _, n in known], self.progress.added)
         scored, losses = self._score_and_backprop([text.example for text in found], old)
         self._look_for_missing([text.example for text in found], scored)
         learned = [*(text.example for text in found), *old]
@@ -496,20 +491,21 @@ class StreamLearner:
             self._changes = True
         self._changes, self._optimizer.batch_size = False, None
         self._optimizer.step_schedules()
-        self._scored.examples += scored
+        self._scored += scored
+        now, block = self.progress, self.progress.block
         for line, example, teaches, unused in found:
-            self.texts += 1
-            self._annotated.add(teaches, unused)
-            self._tokens += len(example.predicted)
-            if self._memory.size:
+            now.texts += 1
+            now.annotated.add(teaches, unused)
+            now.tokens += len(example.predicted)
+            if now.memory.size:
                 content = line.content.decode("utf-8-sig")
                 if self.teacher is not None:  # with what it has filled in
                     content = as_line(json.loads(content), example.reference)
-                self._memory.add(content, len(self._added))
-        self._block.texts += len(found)
-        self._block.n += len(found) + len(old)
+                now.memory.add(content, len(now.added))
+        block.texts += len(found)
+        block.n += len(found) + len(old)
         for name, loss in losses.items():
-            self._block.losses[name] = self._block.losses.get(name, 0.0) + float(loss)
+            block.losses[name] = block.losses.get(name, 0.0) + float(loss)
 
     def _look_for_missing(self, examples: list[Example], scored: list[Example]) -> None:
         """Warn of labels that the texts don't have and the pipeline finds, while it still does: in the first texts.
@@ -532,31 +528,32 @@ class StreamLearner:
     # ------------------------------------------------------------------ scores
 
     def _make_row(self) -> LogRow:
-        scores = self._scores_of(self._scored.examples) if self._scored.examples else {}
+        now, block = self.progress, self.progress.block
+        scores = self._scores_of(self._scored) if self._scored else {}
         watched: dict[str, float] = {}
         old = new = None
-        is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
-        if self._watched is not None and (is_due or self._block.texts < self._settings.every):
+        is_due = not now.texts or now.texts - now.watched >= self._settings.watch_every
+        if self._watched is not None and (is_due or block.texts < self._settings.every):
             try:
                 with self._averaged():
-                    watched, old, new = self._scores.of_corpus(self._watched, self._added)
-                self._last_watched = self.texts if is_due else self._last_watched
+                    watched, old, new = self._scores.of_corpus(self._watched, now.added)
+                now.watched = now.texts if is_due else now.watched
             except StreamError as error:
-                if not self.texts:
+                if not now.texts:
                     raise
                 self._notify_once(f"{error} The run goes on, and tries again at the next row.")
         rates = self._optimizer.learn_rates
-        if self.texts and not any(rates.values()):
+        if now.texts and not any(rates.values()):
             self._notify_once("All learning rates are 0: nothing more is learned. Set --learn-rate.")
         return LogRow(
-            self.texts,
-            self._tokens,
-            self._skipped,
-            self.rejected,
+            now.texts,
+            now.tokens,
+            now.skipped,
+            now.rejected,
             self.skipped_updates,
             self._scores.total(scores),
             scores,
-            {name: loss / max(1, self._block.n) for name, loss in self._block.losses.items()},
+            {name: loss / max(1, block.n) for name, loss in block.losses.items()},
             max(rates.values(), default=0.0),
             self._scores.total(watched),
             watched,
@@ -578,11 +575,11 @@ class StreamLearner:
 
     def _log(self, row: LogRow, *, is_last: bool) -> LogRow:
         """Write a row, and begin the next block, unless the run ends."""
-        if is_last and self._block.texts < self._settings.every:
+        if is_last and self.progress.block.texts < self._settings.every:
             row.is_last = True
         else:
-            self._logged, self._block = self.texts, TextBlock()
-        self._append(LOG, [vars(row)])
+            self.progress.logged, self.progress.block = self.progress.texts, TextBlock()
+        self._append(LOG, [vars(row)], lasts=not row.is_last)
         return row
 
     def _notify_once(self, text: str) -> None:
@@ -604,10 +601,14 @@ class StreamLearner:
                 f"{count(self._saved, 'text')}. When the disk has space, run the same command to go on from there."
             ) from error
 
-    def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Append rows to a file. RAISES (StateError): It can't be written."""
+    def _append(self, name: str, rows: list[dict[str, Any]], *, lasts: bool = True) -> None:
+        """Append rows to a file. lasts (bool): The next run does not remove them. RAISES (StateError): It can't be
+        written.
+        """
         with self._on_disk():
-            append_rows(self.folder / name, rows)
+            size = append_rows(self.folder / name, rows)
+        if lasts:
+            self.progress.sizes[name] = size
 
     def _write_rejected(self) -> None:
         if self._unwritten:
@@ -619,36 +620,25 @@ class StreamLearner:
 
         RAISES (StateError): It can't be written. What was saved before is kept.
         """
+        self.progress.seconds = time.monotonic() - self._start
+        self.progress.compared = None if self._compared is None else self._compared.counts
         state = LearnerState(
             VERSION,
             self._values,
-            self._lasting,
             self._identity,
-            self._added,
-            "" if self.teacher is None else self.teacher.digest,
             collect_model(self._nlp),
             dict(self._optimizer.state_dict()),
             collect_random(),
-            self.place,
-            self._memory,
-            self._block,
-            self._scored.packed,
-            self.texts,
-            self._tokens,
-            self._skipped,
-            self.rejected,
-            self._logged,
-            self._last_watched,
-            time.monotonic() - self._start,
-            None if self._compared is None else self._compared.counts,
-            self._annotated,
+            self._lasting,
+            "" if self.teacher is None else self.teacher.digest,
+            self.progress,
         )
         self._write_rejected()
         with self._on_disk():
             write_folder(self.folder / STATE, write(state))
             with replacing(self.folder / LAST) as unfinished, self._averaged():
                 self._nlp.to_disk(unfinished)
-        self._saved = self.texts
+        self._saved = self.progress.texts
 
     def _read_state(self) -> LearnerState | None:
         """Read the state of an earlier run.
@@ -672,13 +662,12 @@ class StreamLearner:
         what = f"the stream in '{self.folder}'"
         check_version(content := read_folder(self.folder / STATE), VERSION, what)
         saved = read(LearnerState, content, what)
-        return None if saved.place == Place() else saved
+        return None if saved.progress.place == Place() else saved
 
     def _restore(self, saved: LearnerState) -> None:
         """RAISES (StateError): The state is damaged, or of another pipeline."""
-        found = compare_configs(saved.settings, self._lasting)
-        found += compare_configs(saved.values, self._values)
-        if found := found + compare_identities(saved.identity, self._identity):
+        found = compare_configs(saved.settings, self._lasting) + saved.differences(self._values, self._identity)
+        if found:
             raise StateError(
                 f"Can't go on in '{self.folder}': expected the pipeline and settings that it began with, found others: "
                 f"{'; '.join(found)}. Set them back. Or learn on with '{self.folder / LAST}' as MODEL and another "
@@ -687,31 +676,23 @@ class StreamLearner:
         check_generators(saved.random)
         if saved.teacher:  # with labels that are there, whether more are added or not
             self.teacher = self._teacher_of(saved)
-        for component, label in saved.added:
+        for component, label in saved.progress.added:
             add_labels(self._nlp, component, [label])
-        self._added = list(saved.added)
         self._initialize()
         check_model(self._nlp, saved.model)
         restore_model(self._nlp, saved.model)
-        try:
-            self._optimizer.load_state_dict(saved.optimizer)
-        except (ConfigError, PipelineError) as error:
-            raise StateError(f"{error} The state is in '{self.folder}'.") from error
+        saved.load_optimizer(self._optimizer, self.folder)
         self._optimizer.keep_buffers()
         if self._settings.is_taught and self.teacher is None:  # labels are added from now on
             self._begin_teacher()
-        self.place, self._block, self._scored.packed = saved.place, saved.block, list(saved.scored)
-        self._memory = saved.memory
-        self.texts, self._tokens = saved.texts, saved.tokens
-        self._skipped, self.rejected = saved.skipped, saved.rejected
-        self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
-        self._start -= saved.seconds
-        self._annotated = saved.annotated
-        known = saved.compared
+        self.progress, self._saved = saved.progress, saved.progress.texts
+        self._start -= saved.progress.seconds
+        known = saved.progress.compared
         self._compared = None if known is None else Comparison(self._nlp, self._trained, **vars(known))
         # Texts that are learned again, and the end of the run, get new rows.
-        trim_rows(self.folder / LOG, "texts", self._logged)
-        trim_rows(self.folder / REJECTED, "number", self.rejected)
+        with self._on_disk():
+            for name in (LOG, REJECTED):
+                trim(self.folder / name, self.progress.sizes.get(name, 0))
         restore_random(saved.random)
 
     def _teacher_of(self, saved: LearnerState) -> StreamTeacher:

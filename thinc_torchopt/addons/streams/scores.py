@@ -22,41 +22,20 @@ from .watched import added_by_component, old_and_new
 _OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
 
 
-class ScoredTexts:
-    """Texts of a block, each as it was predicted before it was learned. A memory zone frees their words, so between two
-    zones they are packed.
+def pack(examples: Sequence[Example]) -> list[torch.Tensor]:
+    """Scored texts in spaCy's binary format, as predicted and as they should be: a memory zone frees their words."""
+    packed = []
+    for docs in ([one.predicted for one in examples], [one.reference for one in examples]) if examples else ():
+        has_deps = any(doc.has_annotation("DEP") for doc in docs)
+        binary = DocBin(attrs=[*_OF_TOKENS, *(("HEAD", "DEP") if has_deps else ("SENT_START",))], docs=docs)
+        packed.append(torch.from_numpy(numpy.frombuffer(binary.to_bytes(), dtype="uint8").copy()))
+    return packed
 
-    vocab (Vocab): The pipeline's.
 
-    Public: `examples`; `packed` (list[torch.Tensor]: the docs in spaCy's binary format, as predicted and as they should
-    be). One of them is empty.
-    """
-
-    def __init__(self, vocab: Vocab):
-        self._vocab = vocab
-        self.examples: list[Example] = []
-        self.packed: list[torch.Tensor] = []
-
-    def clear(self) -> None:
-        """Forget them."""
-        self.examples, self.packed = [], []
-
-    def pack(self) -> None:
-        """Before the end of a zone."""
-        examples, self.examples = self.examples, []
-        for docs in ([one.predicted for one in examples], [one.reference for one in examples]) if examples else ():
-            has_deps = any(doc.has_annotation("DEP") for doc in docs)
-            binary = DocBin(attrs=[*_OF_TOKENS, *(("HEAD", "DEP") if has_deps else ("SENT_START",))], docs=docs)
-            self.packed.append(torch.from_numpy(numpy.frombuffer(binary.to_bytes(), dtype="uint8").copy()))
-
-    def unpack(self) -> None:
-        """In the next zone."""
-        if self.packed:
-            predicted, reference = (
-                DocBin().from_bytes(one.numpy().tobytes()).get_docs(self._vocab) for one in self.packed
-            )
-            self.examples = [Example(doc, gold) for doc, gold in zip(predicted, reference)]
-            self.packed = []
+def unpack(packed: Sequence[torch.Tensor], vocab: Vocab) -> list[Example]:
+    """Texts that were packed, in another zone. vocab (Vocab): The pipeline's."""
+    predicted, reference = (DocBin().from_bytes(one.numpy().tobytes()).get_docs(vocab) for one in packed)
+    return [Example(doc, gold) for doc, gold in zip(predicted, reference)]
 
 
 class StreamScores:

@@ -101,6 +101,36 @@ class Comparison:
         better = [name for name in self.means if self.is_told(name) and self.difference(name) > 0]
         return max(better, key=lambda name: self.means[name], default=self.base)
 
+    def verdict(self, base: str) -> str:
+        """What can be said, in a line. base (str): The base in words."""
+        best, seeds = self.best, f"{self.seeds} seeds"
+        if not any(self.means.values()):
+            return "Nothing can be said: all scores are 0. Try more --steps."
+        if not self.differences:
+            return (
+                f"{best[:1].upper()}{best[1:]} has the best score, {self.means[best]:.4f}. One seed can't tell a "
+                "difference from chance. Try --seeds 3."
+            )
+        if len(set(self.means.values())) == 1 and not any(found.of_seeds for found in self.differences.values()):
+            return "Nothing can be said: all scores are the same. Try fewer --steps, or more data to evaluate on."
+        if self.winner != self.base:
+            return (
+                f"{self.winner} is better than {base}: {self.means[self.winner]:.4f} against "
+                f"{self.means[self.base]:.4f}. With {seeds}, up to {self.differences[self.winner].margin:.4f} may be "
+                "chance."
+            )
+        if best == self.base:
+            widest = max(found.margin for found in self.differences.values())
+            return f"Nothing is better than {base}. With {seeds}, up to {widest:.4f} may be chance."
+        lead, enough = self.differences[best], self.seeds_for(best)
+        advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
+        if enough is None and lead.of_texts > lead.of_seeds:
+            advice = " More texts to evaluate on would help more than more seeds."
+        return (
+            f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
+            f"{lead.margin:.4f} may be chance.{advice}"
+        )
+
     def seeds_for(self, name: str) -> int | None:
         """The number of seeds with which the found difference would be more than chance. None: too many."""
         found = self.differences.get(name)

@@ -5,12 +5,20 @@ pytorch_optimizer.py those of that library, thinc.py thinc's arithmetic for the 
 of a param that grows; state_beside.py handles state that belongs to no param.
 """
 
-from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix
+from .algorithm import (
+    AN_ALGORITHM,
+    IN_ALGORITHM,
+    Algorithm,
+    StateSizes,
+    as_plain,
+    example_state,
+    may_move,
+    small_matrix,
+)
 from .facts import FAR, Roles, check_states, library_of, usual_rates
 from .pytorch_optimizer import create
 from .state_beside import StateBeside, collect_beside, map_tensors, restore_beside
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
-from .state_size import StateSizes, example_state
 from .thinc import ThincAdam, ThincSGD, check_numbers
 from .torch_classes import (
     ASGD,

@@ -2,8 +2,8 @@
 formulas.
 
 The number of values in an average decides how it begins and warms up. When labels are added, old rows have hundreds of
-values and new ones none. So each *region*, cells that were added together, has its own number: the old rows continue as
-if nothing had been added.
+values and new ones none. So cells that were added together have a number of their own, see `Ages`: the old rows
+continue as if nothing had been added.
 
 Averages of buffers never begin at zero, but at the first value: their module needs them to work, a variance for
 example. Neither do those of rows for a new label.
@@ -11,8 +11,7 @@ example. Neither do those of rows for a new label.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -23,15 +22,13 @@ from thinc.api import Shim
 from .. import kernels
 from ..errors import StateError
 from ..host import buffers_of, module_of
-from ..inserted import Order
 from ..schema import Count, Positive, check_names, read, refuse, write
-from ..types import Key, OnGrowth
+from ..types import Key
 from .settings import THINC, AverageSettings
 
 if TYPE_CHECKING:  # spaCy loads EMA and SWA when it lists their registry, and params/ is not needed for that
-    from ..params import Param, Released
+    from ..params import Param
 
-Shape = Sequence[int]
 # Averages and values, by the weight of the values, and whether these have the device and dtype of their average.
 Moves = dict[tuple[float, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]
 BUFFER = "buffer:"
@@ -101,8 +98,8 @@ class Averages:
             if average is None or average.param is not param:
                 average = averages_of[param.key] = self._begin(param.tensor, param)
             average.taken += 1
-            if average.regions is not None:
-                self._note_regions(average, param.tensor, moves)
+            if average.ages is not None:
+                self._follow_by_age(average, param.tensor, moves)
                 continue
             weight = weights.get(average.taken)
             if weight is None:
@@ -136,7 +133,7 @@ class Averages:
                 del self._of_buffers[shim]
 
     @torch.no_grad()
-    def inherit(self, param: Param, released: TensorAverage, old: Released, on_growth: OnGrowth) -> None:
+    def inherit(self, param: Param, released: TensorAverage) -> None:
         """Give a param the average of its predecessor, which may have another shape.
 
         Old cells keep their average. New cells have the param's values until their first value, and warm up by
@@ -145,7 +142,7 @@ class Averages:
         param (Param): With as many dimensions as the old one, otherwise its average starts again.
         """
         if released.taken and released.tensor.ndim == param.tensor.ndim:
-            self._of[param.key] = self._grown(param, released.tensor, released.taken, released.regions)
+            self._of[param.key] = self._grown(param, released.tensor, released.taken, released.ages)
 
     def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
         """Give the buffers of a shim's module the averages of another shim's, or of the module that it had before.
@@ -195,7 +192,7 @@ class Averages:
         shim_paths (Iterable[tuple[str, Shim]]): The shims with their lasting paths, see `names.shim_paths`.
         RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
             "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, the number of values in
-            each; `regions`, where cells have different numbers; `module_steps`, the updates of modules with buffers, by
+            each; `ages`, where cells have different numbers; `module_steps`, the updates of modules with buffers, by
             path; `has_begun`, whether `begin` was called; `settings`, for information.
         """
         used = {average.param.name: average for average in self._of.values() if average.is_in_use}
@@ -209,10 +206,10 @@ class Averages:
                     for name, average in buffers.averages.items()
                     if average is not None
                 }
-        regions = {name: average.regions for name, average in used.items() if average.regions is not None}
+        ages = {name: average.ages for name, average in used.items() if average.ages is not None}
         taken = {name: average.taken for name, average in used.items()}
         tensors = {name: average.tensor for name, average in used.items()}
-        return write(AveragesState(self.settings.as_saved(), self.has_begun, taken, regions, steps, tensors))
+        return write(AveragesState(self.settings.as_saved(), self.has_begun, taken, ages, steps, tensors))
 
     @torch.no_grad()
     def load_state_dict(
@@ -232,12 +229,11 @@ class Averages:
         RAISES (StateError): It is damaged, or of other params. Nothing changes then.
         """
         saved = read(AveragesState, state, "the averages")
-        tensors, taken, regions, module_steps = saved.tensors, saved.taken, saved.regions, saved.module_steps
+        tensors, taken, ages, module_steps = saved.tensors, saved.taken, saved.ages, saved.module_steps
         check_names(taken, tensors, "the averages", "taken")
-        for name, parts in regions.items():
-            if name not in tensors:
-                refuse("the averages", "regions", "regions of averages", f"regions of '{name}'")
-            check_regions(name, parts, tensors[name].shape, taken[name])
+        for name, found_ages in ages.items():
+            if name not in tensors or not found_ages.fit(tensors[name], taken[name]):
+                refuse("the averages", f"ages/{name}", "the ages of the cells of an average", "others")
         if self.settings.buffers == "copy":
             tensors, module_steps = (
                 {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)},
@@ -252,16 +248,14 @@ class Averages:
             if tensors[name].shape != value.shape:
                 if may_grow and param is not None:
                     same_dimensions = tensors[name].ndim == value.ndim
-                    return (
-                        self._grown(param, tensors[name], taken[name], regions.get(name)) if same_dimensions else None
-                    )
+                    return self._grown(param, tensors[name], taken[name], ages.get(name)) if same_dimensions else None
                 raise StateError(
                     f"Can't load the average of '{name}': expected shape {tuple(value.shape)}, found "
                     f"{tuple(tensors[name].shape)}. The state is of another pipeline, or labels were added since."
                 )
             average = self._begin(value, param)
             average.tensor.copy_(tensors[name])
-            average.taken, average.regions = taken[name], regions.get(name)
+            average.taken, average.ages = taken[name], ages.get(name)
             return average
 
         found = {
@@ -302,22 +296,24 @@ class Averages:
             return TensorAverage(param, value.detach().to(device, dtype, copy=True))
         return TensorAverage(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
 
-    def _grown(self, param: Param, old: torch.Tensor, taken: int, regions: list[Region] | None) -> TensorAverage:
+    def _grown(self, param: Param, old: torch.Tensor, taken: int, ages: Ages | None) -> TensorAverage:
         """An average in a param's shape with the cells of an old one. New cells begin as the param's. Both have as many
         dimensions.
         """
         average = self._begin(param.tensor, param)
         average.tensor.copy_(param.tensor)
-        common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
-        found = regions_of_grown(regions or [Region.whole(old.shape, taken)], old.shape, param.shape)
-        if (order := param.order_after(old.shape)) is None:
-            average.tensor[common] = old[common].to(average.tensor)
-        else:
-            tensor = order.old_first(average.tensor)
-            tensor[common] = old[common].to(tensor)
-            average.tensor.copy_(order.in_place(tensor))
-            found = [part for region in found for part in region.parts(order)]
-        average.taken, average.regions = taken, found if len(found) > 1 else None
+        before = ages or Ages(torch.zeros(old.shape, dtype=torch.int32), [taken])
+        ages_of = torch.full_like(average.tensor, len(before.taken), dtype=torch.int32)
+        sizes = tuple(map(min, old.shape, param.shape))
+        common, order = tuple(map(slice, sizes)), param.order_after(old.shape)
+        for grown, known in ((average.tensor, old), (ages_of, before.of)):
+            cells = grown if order is None else order.old_first(grown)
+            cells[common] = known[common].to(cells)
+            if order is not None:
+                grown.copy_(order.in_place(cells))
+        has_new = sizes != tuple(param.shape)
+        average.taken = taken
+        average.ages = Ages(ages_of, [*before.taken, *[0] * has_new]) if has_new or ages is not None else None
         return average
 
     def _note(self, average: TensorAverage, value: torch.Tensor, weight: float, moves: Moves) -> None:
@@ -333,24 +329,22 @@ class Averages:
         averages.append(tensor)
         values.append(value)
 
-    def _note_regions(self, average: TensorAverage, value: torch.Tensor, moves: Moves) -> None:
-        """As `_note`, region by region, until all have the same weight: then they are merged."""
-        assert average.regions is not None
-        weights = []
-        for region in average.regions:
-            region.taken += 1
-            weights.append(self.settings.weight(region.taken, from_zero=self.settings.begins_as_param))
+    def _follow_by_age(self, average: TensorAverage, value: torch.Tensor, moves: Moves) -> None:
+        """Move an average whose cells have different numbers of values, until all have the same weight: then it is as
+        any other.
+        """
+        assert average.ages is not None
+        average.ages.taken = [taken + 1 for taken in average.ages.taken]
+        weights = [self.settings.weight(taken, from_zero=self.settings.begins_as_param) for taken in average.ages.taken]
         if len(set(weights)) == 1 and not self.settings.moves:
-            average.regions = None
+            average.ages = None
             self._note(average, value, weights[0], moves)
             return
-        whole: Moves = {}
-        self._note(average, value, 0.0, whole)
-        [((tensor,), (value,))] = whole.values()
-        for region, weight in zip(average.regions, weights):
-            averages, values = moves.setdefault((weight, False), ([], []))
-            averages.append(region.of(tensor))
-            values.append(region.of(value))
+        alone: Moves = {}
+        self._note(average, value, 0.0, alone)
+        [((tensor,), (value,))] = alone.values()
+        ages_of = average.ages.of = average.ages.of.to(tensor.device)
+        tensor.lerp_(value.to(tensor), torch.tensor(weights, dtype=tensor.dtype, device=tensor.device)[ages_of.long()])
 
     def _buffers_of(self, shim: Shim) -> BufferAverages:
         buffers = self._of_buffers.get(shim)
@@ -384,7 +378,7 @@ class AveragesState:
     settings: dict[str, Any]
     has_begun: bool
     taken: dict[str, Positive]
-    regions: dict[str, list[Region]]
+    ages: dict[str, Ages]
     module_steps: dict[str, Positive]
     tensors: dict[str, torch.Tensor]
 
@@ -404,48 +398,20 @@ def _buffer_name(path: str, buffer: str) -> str:
 
 
 @dataclass
-class Region:
-    """Cells that were added together.
+class Ages:
+    """The numbers of values in cells that were not all added together.
 
-    cells (tuple[tuple[int, int], ...]): Start and end in each dimension.
-    taken (int): The number of values in them.
+    of (Tensor): For each cell, the index of its number. Shape: as the average.
+    taken (list[int]): The numbers, the largest one first.
     """
 
-    cells: tuple[tuple[Count, Count], ...]
-    taken: Count
+    of: torch.Tensor
+    taken: list[Count]
 
-    @classmethod
-    def whole(cls, shape: Shape, taken: int) -> Region:
-        """All cells of a tensor."""
-        return cls(tuple((0, size) for size in shape), taken)
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These cells of a tensor. Shares its memory."""
-        return tensor[tuple(slice(start, stop) for start, stop in self.cells)]
-
-    def clipped(self, shape: Shape) -> Region:
-        """The part of the region inside a smaller tensor."""
-        return Region(
-            tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(self.cells, shape)), self.taken
-        )
-
-    def parts(self, order: Order) -> list[Region]:
-        """The region of a tensor with new cells at its end, in the tensor that has them at their places: one for each
-        run of cells that are next to each other there.
-        """
-        start, stop = self.cells[order.axis]
-        runs: list[list[int]] = []
-        for cell in sorted(order.cells[start:stop]):
-            if runs and runs[-1][1] == cell:
-                runs[-1][1] += 1
-            else:
-                runs.append([cell, cell + 1])
-        before, after = self.cells[: order.axis], self.cells[order.axis + 1 :]
-        return [Region((*before, (start, stop), *after), self.taken) for start, stop in runs]
-
-    @property
-    def size(self) -> int:
-        return math.prod(stop - start for start, stop in self.cells)
+    def fit(self, average: torch.Tensor, taken: int) -> bool:
+        """Whether they are those of an average. taken (int): The number of values in its oldest cells."""
+        are_indices = self.of.dtype is torch.int32 and set(self.of.unique().tolist()) <= set(range(len(self.taken)))
+        return are_indices and self.of.shape == average.shape and self.taken[:1] == [taken]
 
 
 class TensorAverage:
@@ -454,21 +420,21 @@ class TensorAverage:
     param (Param): Its param. None: a buffer's average.
     tensor (Tensor): The average. Shape: as the param.
     taken (int): The number of values in it.
-    regions (list[Region] | None): Regions with different numbers; the first one has the largest.
+    ages (Ages | None): If cells have fewer.
     """
 
-    __slots__ = ("param", "regions", "taken", "tensor")
+    __slots__ = ("ages", "param", "taken", "tensor")
 
     def __init__(self, param: Any, tensor: torch.Tensor):
         self.param = param
         self.tensor = tensor
         self.taken = 0
-        self.regions: list[Region] | None = None
+        self.ages: Ages | None = None
 
     def copy(self) -> TensorAverage:
-        """An independent copy."""
+        """An independent copy of a buffer's average."""
         made = TensorAverage(self.param, self.tensor.clone())
-        made.taken, made.regions = self.taken, self.regions and [replace(region) for region in self.regions]
+        made.taken = self.taken
         return made
 
     @property
@@ -527,45 +493,3 @@ class BufferAverages:
         if self._params.isdisjoint(params):
             self._params = {id(param) for param in self.module.parameters()}
         return not self._params.isdisjoint(params)
-
-
-def regions_of_grown(regions: Sequence[Region], old: Shape, new: Shape) -> list[Region]:
-    """The regions after a tensor changed its shape. The first is the oldest; new cells have no values.
-
-    regions (Sequence[Region]): The regions before. old, new (Shape): Same number of dimensions.
-    """
-    common = [min(sizes) for sizes in zip(old, new)]
-    found = [clipped for region in regions if (clipped := region.clipped(common)).size]
-    for i, size in enumerate(new):
-        if size > common[i]:
-            before, after = ((0, known) for known in common[:i]), ((0, other) for other in new[i + 1 :])
-            found.append(Region((*before, (common[i], size), *after), 0))
-    return found
-
-
-def check_regions(name: str, regions: Sequence[Region], shape: Shape, taken: int) -> None:
-    """Check that regions from a saved state fit together.
-
-    name (str): The average's name. shape (Shape): Of the average. taken (int): The number of values in the oldest
-        region.
-    RAISES (StateError): They don't.
-    """
-    fit = all(
-        len(region.cells) == len(shape)
-        and all(start < stop <= size for (start, stop), size in zip(region.cells, shape))
-        for region in regions
-    )
-    overlap = any(
-        all(a < d and c < b for (a, b), (c, d) in zip(one.cells, other.cells))
-        for i, one in enumerate(regions)
-        for other in regions[:i]
-    )
-    if (
-        not regions
-        or not fit
-        or overlap
-        or sum(region.size for region in regions) != math.prod(shape)
-        or regions[0].taken != taken
-    ):
-        expected = f"regions that make up its shape {tuple(shape)}, the first with {taken} values"
-        refuse("the averages", f"regions/{name}", expected, "others")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
@@ -17,13 +16,10 @@ from ..host import buffers_of, module_of, put_buffer_back
 from ..types import Key
 from .averages import AveragedParams
 
-# The nodes whose weights, or whose shims' weights, are replaced by averages: in how many nested blocks. A deep copy has
-# the same ids.
-_in_place: Counter[Model[Any, Any]] = Counter()
-
-
-# Ids of torch params that are on averages: in how many nested blocks.
-_on_averages: Counter[int] = Counter()
+# The nodes whose weights, or whose shims' weights, are replaced by averages. A deep copy has the same ids.
+_in_place: set[Model[Any, Any]] = set()
+# Ids of torch params that are on averages.
+_on_averages: set[int] = set()
 
 
 def is_in_place(tensor: torch.Tensor) -> bool:
@@ -72,15 +68,11 @@ def _refuse_update(name: str) -> NoReturn:
     )
 
 
-@contextmanager
-def _noted(where: Counter[Any], which: Any) -> Iterator[None]:
-    where[which] += 1
-    try:
-        yield
-    finally:
-        where[which] -= 1
-        if not where[which]:
-            del where[which]
+def _note(where: set[Any], which: Any, restore: ExitStack) -> None:
+    """Note it until the end of the outermost block."""
+    if which not in where:
+        where.add(which)
+        restore.callback(where.discard, which)
 
 
 @contextmanager
@@ -103,12 +95,12 @@ def use_in_model(model: Model[Any, Any], averages: AveragedParams) -> Iterator[N
         for node in list(model.walk()):
             for name in node.param_names:
                 if (node.id, name) in averages and node.has_param(name):
-                    restore.enter_context(_noted(_in_place, node))
+                    _note(_in_place, node, restore)
                     restore.callback(node.set_param, name, node.get_param(name))
                     node.set_param(name, averages[node.id, name])
             for shim in node.shims:
                 if any(_is_of(key, shim) for key in averages):
-                    restore.enter_context(_noted(_in_place, node))
+                    _note(_in_place, node, restore)
                 if type(shim).use_params is PyTorchShim.use_params:
                     _use_in_module(module_of(shim), f"pytorch_{shim.id}_", averages, restore)
                 else:
@@ -144,7 +136,7 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
                 restore.callback(put_buffer_back, owner, name, buffer, buffer.clone())
     copied = []
     for tensor, old, new in swaps:
-        restore.enter_context(_noted(_on_averages, id(tensor)))
+        _note(_on_averages, id(tensor), restore)
         if isinstance(tensor, torch.nn.Parameter) and _can_change_places(old, new):
             restore.callback(setattr, tensor, "data", old)
             tensor.data = new

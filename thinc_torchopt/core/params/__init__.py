@@ -6,7 +6,7 @@ half precision, shims.py params of other libraries, precision.py bf16, TF32 and 
 torch modules.
 """
 
-from .masters import follow_models, inherit_master, master_of, round_to_models
+from .masters import follow_models, master_of, round_to_models
 from .names import (
     NamedParam,
     Pattern,
@@ -23,6 +23,7 @@ from .names import (
 from .param import (
     CHUNK,
     Param,
+    ParamRow,
     as_one_vector,
     clear_grads,
     in_order,
@@ -39,11 +40,8 @@ from .precision import (
     compute_in,
     computing_all_in,
     leave_to_others,
-    scale_passes_apart,
-    scaling_all_apart,
 )
 from .shims import backprop_through_frozen, torch_grads, update_in_calls
-from .succession import Released
 from .table import ParamTable
 
 __all__ = [
@@ -51,9 +49,9 @@ __all__ = [
     "NamedModel",
     "NamedParam",
     "Param",
+    "ParamRow",
     "ParamTable",
     "Pattern",
-    "Released",
     "all_names",
     "as_one_vector",
     "backprop_apart",
@@ -68,7 +66,6 @@ __all__ = [
     "escape",
     "follow_models",
     "in_order",
-    "inherit_master",
     "is_viewable",
     "leave_to_others",
     "master_of",
@@ -78,8 +75,6 @@ __all__ = [
     "places_in",
     "round_to_models",
     "saved_tensor",
-    "scale_passes_apart",
-    "scaling_all_apart",
     "shim_paths",
     "torch_grads",
     "torch_params",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Optional
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import numpy
 import torch
@@ -18,8 +19,9 @@ from ..errors import ParamError, ShapeError
 from ..host import module_of
 from ..inserted import Insertion, Order, order_after
 from ..rates import RateScale
-from ..types import Key
-from .masters import Half
+from ..schema import Count, FirstStep, Limit
+from ..types import Key, OnGrowth
+from .masters import Half, inherit_master
 
 if TYPE_CHECKING:
     from ..settings import ParamSettings
@@ -29,6 +31,43 @@ if TYPE_CHECKING:
 # Elements in one sum by BLAS. torch's own norm of 20M elements is off by a thousandth, and slower
 # (benchmarks/README.md).
 CHUNK = 1 << 20
+
+
+DType = Annotated[
+    str,
+    Limit(
+        "a dtype of torch's", lambda text: isinstance(getattr(torch, text.removeprefix("torch."), None), torch.dtype)
+    ),
+]
+
+
+@dataclass
+class ParamRow:
+    """What a param leaves to the one that takes its name: in a saved state, or in this process.
+
+    shim (str | None): The name in the calls of a shim with its own store.
+    updates (int): The number of its updates.
+    joined_at, rate_scale, frozen_until: As in `Param`.
+    label: Of its settings.
+    state (dict): torch's state of it.
+    master (Tensor | None): Its float32 master, if it is of half precision and has one.
+    """
+
+    shape: list[Count]
+    dtype: DType
+    shim: Optional[str]
+    updates: Count
+    joined_at: Optional[Count]
+    label: str
+    rate_scale: RateScale
+    frozen_until: Optional[FirstStep]
+    state: dict[str, Any]
+    master: Optional[torch.Tensor]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype.removeprefix("torch."))
+        return found
 
 
 class Param:
@@ -120,6 +159,37 @@ class Param:
         self.insertions: tuple[Insertion, ...] = ()
         self.joined_at: Optional[int] = None
         self.steps = 0
+
+    def row(self) -> ParamRow:
+        """Everything that its successor takes. Tensors are shared."""
+        return ParamRow(
+            list(self.shape),
+            str(self.dtype),
+            self.key[2] if self.is_of_shim else None,  # type: ignore[index]
+            self.steps,
+            self.joined_at,
+            self.settings.label,
+            self.rate_scale,
+            self.frozen_until,
+            {} if self.group is None else self.group.owner.states.get(self),
+            self.tensor if self.has_master else None,
+        )
+
+    def take_settings(self, row: ParamRow) -> None:
+        """Take what decides on its group, before it has one."""
+        self.joined_at, self.rate_scale, self.frozen_until = row.joined_at, row.rate_scale, row.frozen_until
+
+    def take_state(self, row: ParamRow, on_growth: OnGrowth = "mean") -> None:
+        """Take the state and the master of a row, which may have another shape.
+
+        RAISES (StateError): They don't fit.
+        """
+        if self.group is not None:
+            fill: Literal["mean", "zero"] = "zero" if on_growth == "zero" else "mean"
+            states = self.group.owner.states
+            states.put(self, row.state, shape=row.shape, dtype=row.torch_dtype, on_growth=fill)
+        if row.master is not None:
+            inherit_master(self, row.master)
 
     def order_after(self, shape: Sequence[int]) -> Order | None:
         """Where its cells are, if it got some in its middle since it had another shape. None: it did not."""

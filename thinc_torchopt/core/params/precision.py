@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from thinc.api import Model, PyTorchShim, Shim
@@ -43,27 +43,28 @@ _inside = _Inside()
 
 
 def compute_in(shims: Iterable[Shim], precision: Precision) -> None:
-    """Compute the training passes of shims in this precision from now on. "float32": as torch and thinc do."""
+    """Compute the training passes of shims in this precision from now on, and scale each backward pass by itself: one
+    of our optimizers trains them.
+
+    The scale of thinc's mixed precision becomes a float: torch can't update an integer `init_scale`.
+    """
     for shim in shims:
-        if precision == "float32":
-            _of_shim.pop(shim, None)
-        elif isinstance(shim, PyTorchShim):
+        if isinstance(shim, PyTorchShim):
             _of_shim[shim] = precision
+            if is_scaling(shim):
+                let_scale_be_float(scaler_of(shim))
 
 
 def leave_to_others(model: Model[Any, Any]) -> None:
-    """Compute as thinc does from now on: another optimizer than ours trains the model."""
+    """Compute and scale as thinc does from now on: another optimizer than ours trains the model."""
     for node in model.walk():
         for shim in node.shims:
             _of_shim.pop(shim, None)
-            scale_passes_together(shim)
 
 
 @contextmanager
 def computing_all_in(precision: Precision) -> Iterator[None]:
-    """Inside, the training passes of all shims are in this precision: one of our optimizers trains them all, also new
-    ones.
-    """
+    """Inside, `compute_in` holds for all shims: one of our optimizers trains them all, also new ones."""
     before, _inside.precision = _inside.precision, precision
     try:
         yield
@@ -242,43 +243,6 @@ def _warn(category: type[Warning], text: str) -> None:
 # afterwards.
 # SOURCE: thinc/shims/pytorch.py (8.3.14), `begin_update`.
 
-_trained: WeakSet[Shim] = WeakSet()
-
-
-class _Scaling(threading.local):
-    """The number of nested `scaling_all_apart` blocks in this thread."""
-
-    depth = 0
-
-
-_scaling = _Scaling()
-
-
-def scale_passes_apart(shim: Shim) -> None:
-    """Scale each backward pass of a shim by itself from now on. For shims that one of our optimizers trains.
-
-    The scale becomes a float: torch can't update an integer `init_scale`.
-    """
-    if isinstance(shim, PyTorchShim):
-        _trained.add(shim)
-        if is_scaling(shim):
-            let_scale_be_float(scaler_of(shim))
-
-
-def scale_passes_together(shim: Shim) -> None:
-    """Scale as thinc does from now on."""
-    _trained.discard(shim)
-
-
-@contextmanager
-def scaling_all_apart() -> Iterator[None]:
-    """Inside, scale each backward pass of any shim by itself: one of our optimizers trains them all, also new ones."""
-    _scaling.depth += 1
-    try:
-        yield
-    finally:
-        _scaling.depth -= 1
-
 
 def backprop_apart(shim: PyTorchShim, backprop: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap the backward pass from `PyTorchShim.begin_update`. Unchanged unless the shim scales gradients for one of our
@@ -286,7 +250,7 @@ def backprop_apart(shim: PyTorchShim, backprop: Callable[[Any], Any]) -> Callabl
     """
 
     def backprop_alone(grads: Any) -> Any:
-        if not is_scaling(shim) or not (_scaling.depth or shim in _trained):
+        if not is_scaling(shim) or (_inside.precision is None and shim not in _of_shim):
             return backprop(grads)
         before = [(param, param.grad) for param in module_of(shim).parameters() if param.grad is not None]
         for param, _ in before:

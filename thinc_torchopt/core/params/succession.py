@@ -7,59 +7,31 @@ without state, but keeps the learning rate, and stays frozen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from thinc.api import Model, Shim
 
 from ..host import insertions_into, module_of
 from ..inserted import order_after
-from ..rates import RateScale
-from ..types import OnGrowth
 from .names import NamedParam
-from .param import Param, saved_tensor
+from .param import Param, ParamRow, saved_tensor
 
-
-class Keeper(Protocol):
-    """Keeps something for each param and passes it on when another param takes the name: torch's state, averages."""
-
-    def release(self, param: Param) -> Any:
-        """Remove and return what is kept for a param that will be forgotten. None: nothing."""
-
-    def inherit(self, param: Param, released: Any, old: Released, on_growth: OnGrowth) -> None:
-        """Give a param the released values of the one that had its name before, perhaps with another shape.
-
-        RAISES (StateError): They do not fit. The param starts without state.
-        """
-
-
-class BufferKeeper(Keeper, Protocol):
-    """Keeps something for buffers of torch modules, too."""
-
-    def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
-        """Give the buffers of a shim's module the values kept for those of another shim, or of its earlier module.
-        all_of_them (bool): False: only those in parts that both modules share.
-        """
+if TYPE_CHECKING:
+    from ..averages.averages import TensorAverage
 
 
 class Released(NamedTuple):
-    """The values that a param leaves to the one that takes its name.
+    """What a param leaves in this process to the one that takes its name.
 
-    lineage, steps, joined_at, rate_scale, frozen_until: As in `Param`.
-    state, average (Any): Its state and its average, or None.
-    master (Tensor | None): Its float32 master, if it is of half precision.
+    lineage (object): As in `Param`.
+    optimizer_class (type | None): The class of torch optimizers that updated it. None: it leaves no state.
     """
 
     lineage: object
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    steps: int
-    joined_at: Optional[int]
-    rate_scale: RateScale
-    frozen_until: Optional[float]
-    state: Any
-    average: Any
-    master: Optional[torch.Tensor] = None
+    row: ParamRow
+    optimizer_class: type | None
+    average: TensorAverage | None
 
 
 def going_on(pairs: Sequence[tuple[Param, NamedParam]]) -> set[str]:

@@ -10,8 +10,9 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from spacy.language import Language
@@ -20,14 +21,16 @@ from thinc.api import Model, PyTorchShim, Shim
 from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
 from ..host import insertions_into, scaler_of
 from ..labels import lift_labels
-from ..rates import RateScale
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
 from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
-from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
+from .param import Param, ParamRow, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train, with_component
-from .precision import scale_passes_apart
-from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
+from .succession import Released, going_on, shims_of
+
+if TYPE_CHECKING:
+    from ..averages import Averages
+    from ..update import GroupPlan
 
 # Options of algorithms that keep small updates of half precision, by rounding at random or by a compensation.
 _KEEPS_SMALL = frozenset({"bf16_stochastic_round", "kahan_sum"})
@@ -41,35 +44,11 @@ class ParamSource(NamedTuple):
     holder: Model[Any, Any] | Shim | None = None
 
 
-class SavedRow(Protocol):
-    """The saved row of a param: see core/state/saved_state.py."""
-
-    shape: list[int]
-    dtype: str
-    shim: str | None
-    updates: int
-    joined_at: int | None
-    rate_scale: RateScale
-    frozen_until: float | None
-
-
-class ParamPlan(Keeper, Protocol):
-    """The table's view of the plan, which assigns params to torch optimizers and groups: see core/update/plan.py."""
-
-    def sync(
-        self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), outside: Sequence[Param] = ()
-    ) -> None: ...
-    def move(self, param: Param, new: torch.Tensor) -> None: ...
-    def see_names(
-        self, names: Sequence[str], embeddings: Collection[str] = (), modules: Collection[str] = ()
-    ) -> bool: ...
-
-
 class ParamTable:
     """All params of an optimizer by key.
 
     by_key (dict[Key, Param]): The params.
-    plan (ParamPlan): Synced after each change. Keeps torch's state.
+    plan (GroupPlan): Synced after each change. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): How to fill new cells of the state of a param that grows.
     master_weights (bool): Optimize params of half precision by float32 masters. Warns of those without one, once.
@@ -81,8 +60,8 @@ class ParamTable:
     def __init__(
         self,
         by_key: dict[Key, Param],
-        plan: ParamPlan,
-        averages: BufferKeeper | None,
+        plan: GroupPlan,
+        averages: Averages | None,
         on_growth: OnGrowth = "mean",
         *,
         master_weights: bool = False,
@@ -104,7 +83,7 @@ class ParamTable:
         self._is_synced = True
         # By name: the updates before a param was added, if in mid-training; and values released to it.
         self._joined: dict[str, int | None] = {}
-        self._saved: Mapping[str, SavedRow] = {}  # saved rows by name, while they are loaded
+        self._saved: Mapping[str, ParamRow] = {}  # saved rows by name, while they are loaded
         self._released: dict[str, Released] = {}
 
     def add_all(
@@ -113,16 +92,15 @@ class ParamTable:
         exclude: Collection[str],
         *,
         walked: list[NamedModel] | None = None,
-        saved: Mapping[str, SavedRow] = MappingProxyType({}),
+        saved: Mapping[str, ParamRow] = MappingProxyType({}),
         joins_now: bool = False,
     ) -> list[NamedModel]:
         """Add all params of a pipeline that are trained, and forget those of the pipeline that no longer are.
 
         walked (list[NamedModel] | None): From `walk_pipeline`, if nothing has changed since.
-        saved (Mapping): When a run resumes: its saved params by name, see core/state/by_name.py, in the order in which
-        they
-            were added. They are added too if their component is not excluded, even if torch params have no gradients
-            here, or shims keep them.
+        saved (Mapping): When a run resumes: its saved params by name, in the order in which they were added. They are
+            added too if their component is not excluded, even if torch params have no gradients here, or shims keep
+            them.
         joins_now (bool): All other params are new, and are added in mid-training.
         RETURNS (list[NamedModel]): From `walk_pipeline`.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
@@ -131,9 +109,6 @@ class ParamTable:
         self.pipeline.set(nlp, exclude)
         self._saved = saved
         walked = self._name_pipeline(walked)
-        for model in walked:
-            for _, shim in model.shims:
-                scale_passes_apart(shim)
         if joins_now:
             updates = max((found.updates for found in saved.values()), default=0)
             self._joined |= dict.fromkeys(self._names.in_use - saved.keys(), updates or None)
@@ -202,7 +177,7 @@ class ParamTable:
             self._set_holder(known, shim)
         return ParamSource(id(param), param, shim)
 
-    def _find_of_shims(self, saved: Mapping[str, SavedRow], models: Iterable[NamedModel]) -> Iterator[ParamSource]:
+    def _find_of_shims(self, saved: Mapping[str, ParamRow], models: Iterable[NamedModel]) -> Iterator[ParamSource]:
         """Params that shims keep elsewhere, in their saved form. Their values come with the first gradient."""
         paths = {path: shim for model in models for path, shim in model.shims}
         for name, found in saved.items():
@@ -210,8 +185,7 @@ class ParamTable:
                 shim = paths.get(name.removesuffix(f"/{escape(found.shim)}"))
                 if shim is not None and (key := ("shim", shim.id, found.shim)) not in self.by_key:
                     self._names.add(key, name, is_of_pipeline=True)
-                    dtype = getattr(torch, found.dtype.removeprefix("torch."))
-                    yield ParamSource(key, torch.zeros(found.shape, dtype=dtype))
+                    yield ParamSource(key, torch.zeros(found.shape, dtype=found.torch_dtype))
 
     def follow(self) -> list[NamedModel]:
         """Follow replacements of params in the pipeline since the last update, such as those of a copied model; forget
@@ -405,9 +379,8 @@ class ParamTable:
                 if key in self._names.of_pipeline:  # otherwise nobody would notice that the holder is gone
                     param.set_holder(holder)
                 saved, old = self._saved.get(name), self._released.get(name)
-                if (before := saved or old) is not None:
-                    param.joined_at, param.frozen_until = before.joined_at, before.frozen_until
-                    param.rate_scale = before.rate_scale
+                if (before := saved or (old and old.row)) is not None:
+                    param.take_settings(before)
                     known.append(param)
                 else:
                     param.joined_at = self._joined.get(name)
@@ -510,19 +483,13 @@ class ParamTable:
 
         goes_on (bool): Keep also its state, its average and its number of updates.
         """
-        average = self.averages.release(param) if goes_on and self.averages is not None else None
-        self._released[param.name] = Released(
-            param.lineage,
-            tuple(param.shape),
-            param.dtype,
-            param.steps if goes_on else 0,
-            param.joined_at,
-            param.rate_scale,
-            param.frozen_until,
-            self._plan.release(param) if goes_on else None,
-            average,
-            param.tensor if goes_on and param.has_master else None,
-        )
+        row, optimizer_class, average = param.row(), None, None
+        if goes_on:
+            optimizer_class = None if param.group is None else param.group.owner.states.optimizer_class
+            average = None if self.averages is None else self.averages.release(param)
+        else:
+            row = replace(row, updates=0, state={}, master=None)
+        self._released[param.name] = Released(param.lineage, row, optimizer_class, average)
         self._forget([param.key])
 
     def _set_holder(self, param: Param, holder: Model[Any, Any] | Shim) -> None:
@@ -542,13 +509,14 @@ class ParamTable:
 
         RAISES (StateError): They don't fit. The param starts without state.
         """
-        if old.state is not None:
-            self._plan.inherit(param, old.state, old, self.on_growth)
-        if old.master is not None:
-            inherit_master(param, old.master)
-        param.steps = old.steps
+        is_of_class = param.group is not None and param.group.owner.states.optimizer_class is old.optimizer_class
+        if is_of_class and old.row.state:
+            param.take_state(old.row, self.on_growth)
+        elif old.row.master is not None:
+            inherit_master(param, old.row.master)
+        param.steps = old.row.updates
         if self.averages is not None and old.average is not None:
-            self.averages.inherit(param, old.average, old, self.on_growth)
+            self.averages.inherit(param, old.average)
 
     # ------------------------------------------------------------------ names
 

@@ -114,13 +114,7 @@ class GroupRecord:
     @cached_property
     def checksum(self) -> str:
         """The checksum of its identity, the same in every process. 16 characters."""
-        return self.checksum_as(self.label if any(map(str.isdigit, self.names)) else "")
-
-    def checksum_as(self, label: str) -> str:
-        """Its checksum under another label, which distinguishes groups of unnamed params.
-
-        label (str): Empty: distinguish no groups.
-        """
+        label = self.label if any(map(str.isdigit, self.names)) else ""  # to tell groups of unnamed params apart
         shapes = (tuple(param.shape) for param in self.params)
         # In any order: params may have another order in a resumed run.
         content = (sorted(zip(self.names, shapes)), _lasting(self.options), *([label] if label else ()))
@@ -349,10 +343,9 @@ class OptimizerRecord:
             if not record.has_rate(group):
                 add("learn_rate", record.label, record.applied_rate, rate_of(group))
             if list(map(id, group["params"])) != list(map(id, record.params)):
-                new = len({*map(id, group["params"])} - {*map(id, record.params)})
-                add(
-                    "params", record.label, f"{len(record.params)} params", f"{len(group['params'])}, {new} of them new"
-                )
+                now = group["params"]
+                new = len(set(map(id, now)) - set(map(id, record.params)))
+                add("params", record.label, f"{len(record.params)} params", f"{len(now)}, {new} of them new")
             changed = [name for name, option in record.options.items() if not _is_same(group.get(name), option)]
             if changed:
                 add("options", record.label, *(_text_of(options, changed) for options in (record.options, group)))
@@ -390,17 +383,6 @@ class OptimizerRecord:
         if self.keep_groups and {record for record, _ in pairs} < {*self.groups, None}:
             added = [group for record, group in pairs if record is None]
             self.optimizer.param_groups[:] = [record.group for record in self.groups] + added
-
-    def accept(self, make_record: Callable[[TorchGroup], GroupRecord]) -> None:
-        """Accept all groups as they are, except for their rates.
-
-        make_record (Callable): Makes a GroupRecord of a new group.
-        """
-        pairs = self.pairs()
-        for record, group in pairs:
-            if record is not None:
-                self.bind(record, group)
-        self.groups = [make_record(group) if record is None else record for record, group in pairs]
 
     def _names(self, group: TorchGroup) -> tuple[str, ...]:
         params, torchs = group["params"], group.get("param_names")

@@ -10,16 +10,16 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Optional
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakSet
 
 import torch
 
 from ..checks import Section
 from ..errors import ConfigError, ConfigTypeError, LearnRateIntegrityError, LearnRateWarning
-from ..schema import Count, NotNegative, refuse, write
+from ..schema import Count, NotNegative, write
 from ..types import OnOutsideWrite
 from .records import FunctionRate, GroupRecord, OptimizerRecord, RateSource, TorchGroup, check_rate, rate_of
 
@@ -55,8 +55,8 @@ class RateWriter:
     enable_runtime_guards (bool): Check integrity. False: rates that other code writes are used until the next `step`.
     RAISES (ConfigError): An invalid argument.
 
-    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (the number of changes
-        by other code), `scale` (multiplies all rates from the next step on; 1 by default).
+    Public: `step_count` (steps so far), `history` (the last 1,000 snapshots, of this process), `outside_writes` (the
+        number of changes by other code), `scale` (multiplies all rates from the next step on; 1 by default).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RateWriter:
         self.on_outside_write: OnOutsideWrite = on_outside_write
         self.enable_runtime_guards = section.flag("enable_runtime_guards", enable_runtime_guards)
         self.step_count = 0
-        self.history = RateHistory()
+        self.history: deque[Snapshot] = deque(maxlen=MAX_SNAPSHOTS)
         self.outside_writes = 0
         self.scale = 1.0
         self._clock = clock
@@ -208,19 +208,20 @@ class RateWriter:
 
         at_default (bool): Added groups get the default rate of the optimizer, if it has one.
         """
-        labels = set(self._groups)
-
-        def add(group: TorchGroup) -> GroupRecord:
+        labels, accepted = set(self._groups), []
+        for record, group in of.pairs():
+            if record is not None:
+                accepted.append(of.bind(record, group))
+                continue
             label, rate = of.new_label(group, labels), rate_of(group)
             labels.add(label)
             source, default = self._source_of_added(of, label, rate, at_default=at_default)
-            record = of.add(GroupRecord(label, source, rate), group)
+            added = of.add(GroupRecord(label, source, rate), group)
             if default is not None:
-                record.rate = default
-                self._write(record, default)
-            return record
-
-        of.accept(add)
+                added.rate = default
+                self._write(added, default)
+            accepted.append(added)
+        of.groups = accepted
         self._update_groups(of)
 
     def _source_of_added(
@@ -333,21 +334,13 @@ class RateWriter:
 
     def state_dict(self) -> dict[str, Any]:
         """The state beside the groups, for JSON."""
-        return {
-            "step_count": self.step_count,
-            "outside_writes": self.outside_writes,
-            "scale": self.scale,
-            "history": write(self.history.state),
-        }
+        return write(self, WriterState)
 
-    def load(self, state: WriterState, what: str) -> None:
-        """Resume from a saved state. Rates are written by `write_last_rates`.
-
-        what (str): The owner of the state, for errors.
-        RAISES (StateError): Snapshots have the wrong number of groups. Nothing changes then.
-        """
-        self.history = RateHistory.of(state.history, what)
+    def load(self, state: WriterState) -> None:
+        """Resume from a saved state. Rates are written by `write_last_rates`."""
         self.step_count, self.outside_writes, self.scale = state.step_count, state.outside_writes, state.scale
+        while self.history and self.history[-1].step >= self.step_count:
+            self.history.pop()
 
 
 @dataclass
@@ -357,20 +350,16 @@ class WriterState:
     step_count: Count
     outside_writes: Count
     scale: NotNegative
-    history: RateHistoryState
-
-
-# ---------------------------------------------------------------------- the history
 
 
 class Snapshot(NamedTuple):
-    """One step of the controller.
+    """One step of the writer.
 
     epoch (float | None): From the caller.
     step (int): Counted from 0.
     rates (dict[str, float]): The applied rates, by group.
     checksums (dict[str, str]): The identities of the groups. All steps until a change share one dict.
-    time (float): By the controller's clock.
+    time (float): By the writer's clock.
     """
 
     epoch: float | None
@@ -378,56 +367,3 @@ class Snapshot(NamedTuple):
     rates: dict[str, float]
     checksums: dict[str, str]
     time: float
-
-
-class RateHistory(deque[Snapshot]):
-    """The last snapshots, the oldest first."""
-
-    # The arguments are those of a copy.
-    def __init__(self, snapshots: Iterable[Snapshot] = (), maxlen: int | None = MAX_SNAPSHOTS) -> None:
-        super().__init__(snapshots, maxlen)
-
-    def __getitem__(self, index: Any) -> Any:
-        return list(self)[index] if isinstance(index, slice) else super().__getitem__(index)
-
-    @property
-    def state(self) -> RateHistoryState:
-        """All snapshots, with shared values kept once."""
-        places: dict[tuple[tuple[str, str], ...], int] = {}
-        snapshots = []
-        for epoch, step, rates, checksums, seconds in self:
-            place = places.setdefault(tuple(checksums.items()), len(places))
-            snapshots.append(SavedSnapshot(epoch, step, place, list(rates.values()), seconds))
-        return RateHistoryState([dict(layout) for layout in places], snapshots)
-
-    @classmethod
-    def of(cls, state: RateHistoryState, what: str) -> RateHistory:
-        """RAISES (StateError): Snapshots have the wrong number of groups. what (str): For the error: the owner of the
-        history.
-        """
-        history = cls()
-        for i, found in enumerate(state.snapshots):
-            layout = state.layouts[found.layout] if found.layout < len(state.layouts) else {}
-            if len(layout) != len(found.rates):
-                refuse(what, f"history/snapshots/{i}", f"one of {len(layout)} rates", f"{len(found.rates)}")
-            history.append(Snapshot(found.epoch, found.step, dict(zip(layout, found.rates)), layout, found.time))
-        return history
-
-
-@dataclass
-class SavedSnapshot:
-    """A snapshot without shared values. layout (int): The index of its groups' labels and checksums."""
-
-    epoch: Optional[float]
-    step: Count
-    layout: Count
-    rates: list[NotNegative]
-    time: float
-
-
-@dataclass
-class RateHistoryState:
-    """The saved form of a history. layouts (list): Checksums by the labels of groups."""
-
-    layouts: list[dict[str, str]]
-    snapshots: list[SavedSnapshot]

@@ -21,12 +21,12 @@ from thinc.api import Shim
 from .. import kernels
 from ..algorithms import StateBeside, example_state, library_of, restore_beside
 from ..errors import CheckpointWarning, GrowthWarning, StateError
-from ..host import drop_grad, is_scaling, scaler_of
-from ..params import NamedModel, NamedParam, Param, inherit_master, saved_tensor
+from ..host import drop_grad, is_scaling, scale_of, scaler_of, set_scale
+from ..params import NamedModel, NamedParam, Param, ParamRow, saved_tensor
 from ..schedules import current
-from ..schema import check_names, refuse, write
+from ..schema import refuse, write
 from ..update import OF_GROUP, Group, GroupPlan
-from .saved_state import WHAT, SavedGroup, SavedParam, SavedState
+from .saved_state import WHAT, SavedGroup, SavedScaler, SavedState
 
 OnGrowth = Literal["mean", "zero"]
 
@@ -41,7 +41,7 @@ def collect(plan: GroupPlan, params: Sequence[Param], shims: Iterable[tuple[str,
     shims (Iterable[tuple[str, Shim]]): All shims of the pipeline, with their paths.
     """
     return {
-        "params": _collect_params(params),
+        "params": {param.name: _saved(param.row()) for param in params},
         "groups": _collect_groups(plan),
         "algorithms": {algorithm.name: write(algorithm.state_beside()) for algorithm in plan.algorithms},
         "grad_scalers": _collect_scalers(shims),
@@ -81,43 +81,23 @@ def roll_back(plan: GroupPlan, params: Iterable[Param], saved: SavedState, on_gr
     _restore_algorithms(plan, saved.algorithms, origins, saved.groups)
 
 
-def _collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
-    """By name: see `SavedParam`."""
-    return {
-        param.name: {
-            "shape": list(param.shape),
-            "dtype": str(param.dtype),
-            "shim": param.key[2] if param.is_of_shim else None,  # type: ignore[index]
-            "updates": param.steps,
-            "joined_at": param.joined_at,
-            "label": param.settings.label,
-            "rate_scale": write(param.rate_scale),
-            "frozen_until": param.frozen_until,
-            "state": {} if param.group is None else param.group.owner.states.get(param),
-            "master": param.tensor if param.has_master else None,
-        }
-        for param in params
-    }
+def _saved(row: ParamRow) -> dict[str, Any]:
+    return vars(row) | {"rate_scale": dict(vars(row.rate_scale))}
 
 
-def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on_growth: OnGrowth = "mean") -> None:
+def _restore_params(params: Iterable[Param], saved: Mapping[str, ParamRow], on_growth: OnGrowth = "mean") -> None:
     """Restore the states of params in torch, and their masters. If the state of a param that has grown can't grow, it
     starts without state.
     """
     for param in params:
         found = saved[param.name]
-        if param.group is not None:
-            dtype = param.dtype if found.dtype == str(param.dtype) else _dtype_of(found)
-            try:
-                param.group.owner.states.put(param, found.state, shape=found.shape, dtype=dtype, on_growth=on_growth)
-            except StateError as error:
-                if found.shape == list(param.shape):
-                    raise
-                warnings.warn(GrowthWarning(f"{error} It starts without state."), stacklevel=5)
-                param.steps = 0
-                continue
-        if found.master is not None:
-            inherit_master(param, found.master)
+        try:
+            param.take_state(found, on_growth)
+        except StateError as error:
+            if found.shape == list(param.shape):
+                raise
+            warnings.warn(GrowthWarning(f"{error} It starts without state."), stacklevel=5)
+            param.steps = 0
 
 
 def _collect_groups(groups: GroupPlan) -> dict[str, dict[str, Any]]:
@@ -199,34 +179,16 @@ def _restore_algorithms(
             restore_beside(algorithm.optimizer, saved[path])
 
 
-def _collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:
+def _collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, torch.Tensor]]:
     """The gradient scalers of torch models in mixed precision, by the path of their shims."""
-    return {
-        path: {name: value for name, value in vars(scaler_of(shim)).items() if _is_plain(value)}
-        for path, shim in shims
-        if is_scaling(shim)
-    }
+    return {path: vars(SavedScaler(*scale_of(scaler_of(shim)))) for path, shim in shims if is_scaling(shim)}
 
 
-def check_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """RAISES (StateError): Not the states of gradient scalers."""
-    here = _collect_scalers(shims)
-    for path in here.keys() & saved.keys():
-        where = f"grad_scalers/{path}"
-        check_names(saved[path], here[path], WHAT, where)
-        for name, value in here[path].items():
-            if not _is_like(saved[path][name], value):
-                refuse(WHAT, f"{where}/{name}", f"like {value!r}", repr(saved[path][name]))
-
-
-def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Restore gradient scalers. Call `check_scalers` first. States of models without a scaler are ignored."""
-    shims = list(shims)
-    here = _collect_scalers(shims)
+def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, SavedScaler]) -> None:
+    """Restore gradient scalers. States of models without a scaler are ignored."""
     for path, shim in shims:
-        for name, old in here.get(path, {}).items() if path in saved else ():
-            value, scaler = saved[path][name], scaler_of(shim)
-            setattr(scaler, name, value.to(old.device).clone() if isinstance(old, torch.Tensor) else value)
+        if path in saved and is_scaling(shim):
+            set_scale(scaler_of(shim), (saved[path].scale, saved[path].growth_tracker))
 
 
 # ---------------------------------------------------------------------- gradients
@@ -301,7 +263,7 @@ def _grad_of(found: NamedParam) -> Any:
 # ---------------------------------------------------------------------- checks
 
 
-def check_params(params: Collection[Param], saved: Mapping[str, SavedParam], *, may_grow: bool = False) -> None:
+def check_params(params: Collection[Param], saved: Mapping[str, ParamRow], *, may_grow: bool = False) -> None:
     """Check that a saved state is of these params. may_grow (bool): Their shapes may differ.
 
     RAISES (StateError): Params are missing, unexpected, or of another shape. The error names all of them.
@@ -332,7 +294,7 @@ def check_params(params: Collection[Param], saved: Mapping[str, SavedParam], *, 
 
 def _check_settings(
     params: Iterable[Param],
-    saved: Mapping[str, SavedParam],
+    saved: Mapping[str, ParamRow],
     saved_groups: Mapping[str, SavedGroup],
     *,
     may_grow: bool = False,
@@ -397,7 +359,7 @@ def _check_own_values(which: str, group: Group, expected: Mapping[str, Any], fou
         )
 
 
-def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]) -> None:
+def _check_param_states(params: Iterable[Param], saved: Mapping[str, ParamRow]) -> None:
     """Check that each param has the state that its algorithm needs with its current options: otherwise the next step
     would fail.
     """
@@ -439,15 +401,7 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
             )
 
 
-def _dtype_of(found: SavedParam) -> torch.dtype:
-    """RAISES (StateError): torch has no such dtype."""
-    dtype = getattr(torch, found.dtype.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        refuse(WHAT, "dtype", "a dtype of torch's", repr(found.dtype))
-    return dtype
-
-
-def _other_form(found: SavedParam, example: Mapping[str, Any]) -> str | None:
+def _other_form(found: ParamRow, example: Mapping[str, Any]) -> str | None:
     """The name of the first value that can't be the state of a saved param. example (Mapping): A valid state, of a
     param of size 2 in all dimensions.
     """
@@ -484,10 +438,6 @@ def _is_like(value: Any, expected: Any) -> bool:
     if isinstance(expected, bool) or not isinstance(expected, (int, float)):
         return type(value) is type(expected)
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, torch.Tensor))
 
 
 def _shape(shape: Any) -> str:

@@ -10,43 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 import torch
 
 from ..algorithms import StateBeside
 from ..errors import ConfigError
-from ..params import Param, clean, escape
-from ..rates import RateScale, WriterState
-from ..schema import Count, FirstStep, NotNegative
+from ..params import Param, ParamRow, clean, escape
+from ..rates import WriterState
+from ..schema import Count, Limit, NotNegative
 from ..settings import FreezeChange, RateChange
 
 VERSION = 3
 WHAT = "the state of the optimizer"
 
-
-@dataclass
-class SavedParam:
-    """One param.
-
-    shim (str | None): The name in the calls of a shim with its own store.
-    updates (int): The number of its updates.
-    joined_at, rate_scale, frozen_until: As in `Param`.
-    label: Of its settings.
-    state (dict): torch's state of it.
-    master (Tensor | None): Its float32 master, if it is of half precision and has one.
-    """
-
-    shape: list[Count]
-    dtype: str
-    shim: Optional[str]
-    updates: Count
-    joined_at: Optional[Count]
-    label: str
-    rate_scale: RateScale
-    frozen_until: Optional[FirstStep]
-    state: dict[str, Any]
-    master: Optional[torch.Tensor]
+OneNumber = Annotated[torch.Tensor, Limit("a tensor of one number", lambda tensor: tensor.numel() == 1)]
 
 
 @dataclass
@@ -67,6 +45,16 @@ class SavedGroup:
     state: dict[str, Any]
     rate: NotNegative
     applied_rate: NotNegative
+
+
+@dataclass
+class SavedScaler:
+    """The scaler of the gradients of a torch model in thinc's mixed precision: its scale, and the number of updates
+    since that last changed.
+    """
+
+    scale: OneNumber
+    growth_tracker: OneNumber
 
 
 @dataclass
@@ -94,12 +82,12 @@ class SavedState:
     schedules: dict[str, Any]
     guard: dict[str, Any]
     learn_rates: WriterState
-    params: dict[str, SavedParam]
+    params: dict[str, ParamRow]
     groups: dict[str, SavedGroup]
     grads: dict[str, Optional[torch.Tensor]]
     algorithms: dict[str, StateBeside]
     averages: Optional[dict[str, Any]]
-    grad_scalers: dict[str, dict[str, Any]]
+    grad_scalers: dict[str, SavedScaler]
     freeze_changes: list[FreezeChange]
     rate_changes: list[RateChange]
 
@@ -184,7 +172,7 @@ def fit(saved: SavedState, params: Collection[Param], paths: Collection[str]) ->
     averages = saved.averages
     if averages is not None:
         averages = {
-            name: of_kept(part) if name in ("tensors", "taken", "regions") else part for name, part in averages.items()
+            name: of_kept(part) if name in ("tensors", "taken", "ages") else part for name, part in averages.items()
         }
         averages["module_steps"] = {path: steps for path, steps in averages["module_steps"].items() if path in paths}
     fitted = replace(

@@ -74,67 +74,18 @@ def in_main_memory(tree: Any, *, copy: bool = False) -> Any:
 
 
 def copies_in_main_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies of tensors on the CPU. Those on a GPU come many at once, `kernels.BLOCK` cells at most: see `_Staging`.
-    All copies are complete when this returns. Tested on a double of a GPU only.
+    """Copies of tensors on the CPU. Those on a GPU come many at once, `kernels.BLOCK` cells at most. Tested on a double
+    of a GPU only.
     """
-    on_gpu = [tensor for tensor in tensors.values() if tensor.is_cuda]
-    made = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in on_gpu}
-    if on_gpu:
-        staging = _Staging()
-        for (block,) in kernels.blocks(on_gpu):
-            staging.bring(block, [made[id(tensor)] for tensor in block])
-        staging.empty()
+    made: dict[int, torch.Tensor] = {}
+    for (block,) in kernels.blocks([tensor for tensor in tensors.values() if tensor.is_cuda]):
+        parts = kernels.parted(kernels.joined(block).detach().to("cpu"), block)
+        # A part of a block would keep all of it.
+        made |= {id(tensor): part.clone() if len(block) > 1 else part for tensor, part in zip(block, parts)}
     return {
         name: made[id(tensor)] if tensor.is_cuda else tensor.detach().to("cpu", copy=True)
         for name, tensor in tensors.items()
     }
-
-
-class _Staging:
-    """Brings tensors from a GPU to the main memory, through the two halves of one buffer of pinned memory: while the
-    GPU fills one, the host empties the other. It fills them on a stream of its own, which begins when the work is done
-    that the GPU has been given so far.
-    """
-
-    def __init__(self) -> None:
-        self._halves = torch.empty((2, 8 * kernels.BLOCK), dtype=torch.uint8, pin_memory=True).unbind()
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        # The last transfer: the event of its end, its cells in the buffer, and their places.
-        self._under_way: tuple[torch.cuda.Event, torch.Tensor, list[torch.Tensor]] | None = None
-
-    def bring(self, block: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
-        """Copy a block of `kernels.blocks`. The last copies are complete after `empty`."""
-        with torch.cuda.stream(self._stream_on(block[0].device)):
-            cells = kernels.joined(block).detach().reshape(-1)
-            if len(block) > 1:
-                self._transfer(cells, copies)
-                return
-            # One tensor may be larger than the buffer.
-            for part, copy in zip(cells.split(kernels.BLOCK), copies[0].view(-1).split(kernels.BLOCK)):
-                self._transfer(part, [copy])
-
-    def empty(self) -> None:
-        """Wait for the last transfer, and copy it to its places."""
-        if self._under_way is not None:
-            is_over, staged, places = self._under_way
-            self._under_way = None
-            is_over.synchronize()
-            for place, part in zip(places, kernels.parted(staged, places)):
-                place.copy_(part)
-
-    def _transfer(self, cells: torch.Tensor, places: list[torch.Tensor]) -> None:
-        free, full = self._halves
-        staged = free[: cells.nbytes].view(cells.dtype).copy_(cells, non_blocking=True)
-        is_over = torch.cuda.Event()
-        is_over.record()
-        self.empty()
-        self._halves, self._under_way = (full, free), (is_over, staged, places)
-
-    def _stream_on(self, device: torch.device) -> torch.cuda.Stream:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-            self._streams[device].wait_stream(torch.cuda.current_stream(device))
-        return self._streams[device]
 
 
 def _array(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:

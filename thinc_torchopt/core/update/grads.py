@@ -17,13 +17,13 @@ from ..params import (
     Param,
     ParamTable,
     clear_grads,
+    compute_in,
     own_copy,
     places_in,
-    scale_passes_apart,
     torch_grads,
     update_in_calls,
 )
-from ..types import Key
+from ..types import Key, Precision
 
 # thinc's way to call an optimizer: key, weights, gradient -> weights, gradient.
 Call = Callable[..., tuple[Any, Any]]
@@ -75,6 +75,7 @@ class NotedGrads:
         update_alone: Call,
         *,
         sees_all: bool,
+        precision: Precision,
     ) -> None:
         """Add all params of a model that have a gradient, by the names that they have now.
 
@@ -84,9 +85,11 @@ class NotedGrads:
             that are not params.
         sees_all (bool): Call `set_grad` for each. False: not for unchanged ones, that is torch params, and arrays with
             the same gradient on the same memory as before.
+        precision (Precision): Of the next passes of its shims.
         """
         places = places_in(model)
         table.follow_moved(model, places)
+        compute_in((shim for _, shims in places for shim, _ in shims), precision)
         for node, shims in places:
             for shim, of_torch in shims:
                 self._collect_from_shim(table, shim, of_torch, model, set_grad, update_alone, sees_all=sees_all)
@@ -119,7 +122,6 @@ class NotedGrads:
         sees_all: bool,
     ) -> None:
         self.shims.append(shim)
-        scale_passes_apart(shim)
         if isinstance(shim, PyTorchShim):
             copies: list[tuple[torch.Tensor, torch.Tensor]] = []
             try:

@@ -14,18 +14,18 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..algorithms import Algorithm, Fill
+from ..algorithms import Algorithm
 from ..checks import Section, check_texts
 from ..errors import ConfigError
-from ..params import NamedModel, Param, Released, master_of, unique
+from ..params import NamedModel, Param, master_of, unique
 from ..rates import RateWriter
 from ..schedules import current
 from ..settings import Cascade, FreezeChange, ParamSettings, RateChange, with_freeze_change, with_rate_change
-from ..types import Key, OnGrowth, ParamInfo
+from ..types import Key, ParamInfo
 from .built_algorithm import BuiltAlgorithm, build_optimizer, check_options
 from .grads import FrozenGrads
 from .group import Group
@@ -34,13 +34,6 @@ Chosen = list[tuple[BuiltAlgorithm, list[tuple[Group, Sequence[Param]]]]]
 
 # By the algorithm's index, and by the key of the group: the params of a group.
 _Derived = dict[int, dict[tuple[Any, ...], list[Param]]]
-
-
-class InheritedState(NamedTuple):
-    """The state in torch that a param passes to its successor."""
-
-    optimizer_class: type[torch.optim.Optimizer]
-    state: dict[str, Any]
 
 
 class GroupPlan:
@@ -269,23 +262,6 @@ class GroupPlan:
         RETURNS (bool): Whether settings of params may have changed.
         """
         return self._cascade.see_names(names, embeddings, modules)
-
-    # ------------------------------------------------------------------ the state of a param
-
-    def release(self, param: Param) -> InheritedState | None:
-        """The state in torch of a param, for its successor."""
-        if param.group is None or not (state := param.group.owner.states.get(param)):
-            return None
-        return InheritedState(param.group.owner.states.optimizer_class, state)
-
-    def inherit(self, param: Param, released: InheritedState, old: Released, on_growth: OnGrowth) -> None:
-        """Give a param the state of its predecessor, if the same class optimizes both.
-
-        RAISES (StateError): The state can't be fitted to its shape.
-        """
-        if param.group is not None and released.optimizer_class is param.group.owner.states.optimizer_class:
-            fill: Fill = "zero" if on_growth == "zero" else "mean"
-            param.group.owner.states.put(param, released.state, shape=old.shape, dtype=old.dtype, on_growth=fill)
 
     def move(self, param: Param, new: torch.Tensor) -> None:
         """Replace a param's tensor by one of the same shape, perhaps on another device or in another memory order. The

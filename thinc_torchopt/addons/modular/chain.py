@@ -7,103 +7,13 @@ one list op for all of them: so a module is written for one param, and what it m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .module import ModularPart
-
-
-class StateView(MutableMapping[str, Any]):
-    """A part's state of a param: a view of the optimizer's state, where keys begin with the part's label."""
-
-    def __init__(self, state: dict[str, Any], label: str):
-        self.state, self.prefix = state, f"{label}/"
-
-    def __getitem__(self, key: str) -> Any:
-        return self.state[self.prefix + key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.state[self.prefix + key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self.state[self.prefix + key]
-
-    def __iter__(self) -> Iterator[str]:
-        n = len(self.prefix)
-        return iter([key[n:] for key in self.state if key.startswith(self.prefix)])
-
-    def __len__(self) -> int:
-        return sum(key.startswith(self.prefix) for key in self.state)
-
-
-class Block:
-    """A param, and its gradient on the way through the modules.
-
-    weights (Tensor): The values before the update. Read-only.
-    state (MutableMapping[str, Any]): The current module's state of the param, by name. Tensors are written in place.
-    options (Mapping[str, Any]): The current module's options for the param.
-    tool (Any): The result of the module's `begin_step`.
-
-    All tensors have the same shape. Half-precision params are computed in float32.
-    """
-
-    def __init__(self, weights: Tensor, values: Tensor, factor: float = 1.0):
-        wide = opmath(weights.dtype)
-        self.weights = weights.to(wide)
-        self._values = values.to(wide)
-        self._is_own = self._values is not values
-        self.state: MutableMapping[str, Any] = {}
-        self.options: Mapping[str, Any] = {}
-        self.tool: Any = None
-        self.scale(factor)
-
-    @property
-    def step(self) -> int:
-        """Number of steps of the module on the param, this one included."""
-        return int(self.state.get("step", 0))
-
-    def read(self) -> Tensor:
-        """The input. Read-only: it may be the gradient itself."""
-        return self._values
-
-    def own(self) -> Tensor:
-        """The input, to be changed in place to the output."""
-        if not self._is_own:
-            self._values, self._is_own = self._values.clone(), True
-        return self._values
-
-    def put(self, values: Tensor) -> None:
-        """Set the output. values (Tensor): Perhaps a state tensor: it is not changed."""
-        self._values, self._is_own = values, False
-
-    def scale(self, factor: float) -> None:
-        """Multiply the input by a number."""
-        if factor != 1.0:
-            self._values, self._is_own = self._values * factor, True
-
-    def begin(self, work: ActivePart, tool: Any) -> ModularPart:
-        """Come to the next part. RETURNS (ModularPart): The part."""
-        self.options, self.state, self.tool = work.options, work.kept, tool
-        return work.part
-
-    def update(self, rate: float, decay: float) -> None:
-        """Update the weights.
-
-        rate (float): Multiplies the output of the last module. decay (float): Part of the weights to subtract.
-        """
-        if decay:
-            self.weights.mul_(1.0 - decay)
-        self.weights.add_(self._values, alpha=-rate)
-
-
-def opmath(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in."""
-    return torch.float32 if dtype.itemsize < 4 else dtype
+from .module import Block, ModularPart, StateView
 
 
 @dataclass
@@ -113,6 +23,11 @@ class ActivePart:
     part: ModularPart
     options: Mapping[str, Any]
     kept: StateView
+
+    def begin(self, block: Block, tool: Any) -> ModularPart:
+        """Give the part its options, state and tool for a param."""
+        block.options, block.state, block.tool = self.options, self.kept, tool
+        return self.part
 
 
 @dataclass
@@ -139,7 +54,7 @@ class UpdatedParam:
     def run(self, block: Block, places: Sequence[int], tools: Sequence[Any]) -> None:
         """Run the parts at some places."""
         for place in places:
-            block.begin(self.work[place], tools[place]).run(block)
+            self.work[place].begin(block, tools[place]).run(block)
 
     def at(self, start: int, end: int) -> list[int]:
         """The places from `start` to before `end` with parts that change gradients."""
@@ -156,12 +71,12 @@ class UpdatedParam:
             block.weights = before + into
         elif places:
             self.run(block, places[:-1], tools)
-            block.begin(self.work[places[-1]], tools[places[-1]]).run_last(block, self.rate, self.decay)
+            self.work[places[-1]].begin(block, tools[places[-1]]).run_last(block, self.rate, self.decay)
         else:
             block.update(self.rate, self.decay)
         late = [place for place, work in self.work.items() if work.part.changes_weights]
         for place in late:
-            block.begin(self.work[place], tools[place]).after_update(block)
+            self.work[place].begin(block, tools[place]).after_update(block)
         if into is None and before is not self.param:
             self.param.copy_(block.weights)
         elif into is not None and late:
@@ -193,7 +108,7 @@ def run_chain(
                 block = Block(member.param, inputs[i], factor)
                 member.run(block, member.at(start, place), tools)
                 if place in member.work:
-                    block.begin(member.work[place], tools[place]).measure(block)
+                    member.work[place].begin(block, tools[place]).measure(block)
                 inputs[i] = block.read()
             start, factor = place, 1.0
             tools[place] = part.after_measure(tools[place])

@@ -1,0 +1,222 @@
+"""The wordpieces of texts and their alignment with spaCy's tokens, kept for the time of a run.
+
+spacy-transformers tokenizes each text again whenever the transformer reads it, and aligns it again: for a tagger, that
+is half of the time that a step takes beside torch's module. `KeptWordpieces` takes the place of its layer's forward
+function. New texts are read by spacy-transformers' own functions. Their results are kept for each text, and batches are
+put together from them: the same to the bit, with the same padding.
+
+SOURCE: spacy_transformers/layers/transformer_model.py (1.4.0), `forward` and `huggingface_tokenize`; data_classes.py,
+    `WordpieceBatch.from_batch_encoding`; align.pyx, `get_alignment_via_offset_mapping`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Any
+
+import numpy
+from spacy.language import Language
+from spacy.tokens import Doc, Span
+from thinc.api import Model
+from thinc.types import Ragged
+
+from .host import forward_of, swap_forward
+from .params import components_with_model
+
+# Wordpieces that are kept, some 40 bytes each. Texts beyond them are read again each time: dropping the oldest would
+# find nothing, as texts come in rounds.
+_PIECES = 5_000_000
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Wordpieces of one text.
+
+    ids (list): For each span an array of ids, without padding. Shape: (wordpieces,).
+    types (list | None): The same for the types of tokens. None: the model has none.
+    strings (list): The wordpieces of each span.
+    lengths (list): The number of them, without those that are equal to padding.
+    rows, columns (ndarray): The span and the place in it of each wordpiece of each token. Shape: (pairs,).
+    counts (ndarray): The number of wordpieces of each token. Shape: (tokens,).
+    """
+
+    ids: list[Any]
+    types: list[Any] | None
+    strings: list[list[str]]
+    lengths: list[int]
+    rows: Any
+    columns: Any
+    counts: Any
+
+
+class KeptWordpieces:
+    """The forward function of a transformer's layer.
+
+    at_most (int): Wordpieces to keep.
+
+    Public: `is_on`. Where it is off, it is spacy-transformers' function. So are its copies and pickles, as the package
+    may be missing where a pipeline goes.
+    """
+
+    def __init__(self, at_most: int = _PIECES):
+        self._theirs = _forward()
+        update_wrapper(self, self._theirs)
+        self.is_on = True
+        self._at_most = self._room = at_most
+        self._tokenizer: Any = None
+        self._texts: dict[Any, _Text] = {}
+        self._strings: dict[str, str] = {}
+
+    def __call__(self, model: Any, docs: Sequence[Doc], is_train: bool) -> tuple[Any, Callable[..., Any]]:
+        from spacy_transformers.data_classes import FullTransformerBatch
+        from spacy_transformers.truncate import truncate_oversize_splits
+        from spacy_transformers.util import maybe_flush_pytorch_cache
+
+        # Without offsets, text that looks like padding is aligned with that of longer texts in the batch.
+        can_keep = self.is_on and model.tokenizer.is_fast and "logger" not in model.attrs
+        spans = model.attrs["get_spans"](docs) if can_keep else []
+        if not any(spans):
+            step: tuple[Any, Callable[..., Any]] = self._theirs(model, docs, is_train)
+            return step
+        # It draws from `random` each time, also where nothing is flushed.
+        maybe_flush_pytorch_cache(chance=model.attrs.get("flush_cache_chance", 0))
+        tokenizer = model.tokenizer
+        wordpieces, align = truncate_oversize_splits(*self.read(tokenizer, spans), tokenizer.model_max_length)
+        output, backprop = model.layers[0](wordpieces, is_train)
+
+        def backprop_transformer(d_output: Any) -> Sequence[Doc]:
+            backprop(d_output.model_output)
+            return docs
+
+        batch = FullTransformerBatch(spans=spans, wordpieces=wordpieces, model_output=output, align=align)
+        return batch, backprop_transformer
+
+    def __reduce__(self) -> Any:
+        return _forward, ()
+
+    def end(self) -> None:
+        self.is_on, self._texts = False, {}
+
+    def read(self, tokenizer: Any, spans: Sequence[Sequence[Span]]) -> tuple[Any, Ragged]:
+        """The wordpieces of texts, and their alignment, before anything is cut. spans: Of each text."""
+        if tokenizer is not self._tokenizer:  # a state that was loaded brings another
+            self._tokenizer, self._texts, self._room = tokenizer, {}, self._at_most
+        keys = [_key(of_doc) for of_doc in spans if of_doc]
+        of_docs = [of_doc for of_doc in spans if of_doc]
+        new = {key: of_doc for key, of_doc in zip(keys, of_docs) if key not in self._texts}
+        read = dict(zip(new, _read(tokenizer, list(new.values()), self._strings))) if new else {}
+        found = [self._texts.get(key) or read[key] for key in keys]
+        for key, text in read.items():
+            size = sum(map(len, text.ids))
+            if size <= self._room:
+                self._room -= size
+                self._texts[key] = text
+        return _batch(tokenizer, found)
+
+
+def _key(spans: Sequence[Span]) -> tuple[Any, ...]:
+    words = spans[0].doc.to_array(["ORTH", "SPACY"])
+    return words.tobytes(), *((span.start, span.end) for span in spans)
+
+
+def _read(tokenizer: Any, spans: Sequence[Sequence[Span]], known: dict[str, str]) -> list[_Text]:
+    """Read texts by spacy-transformers' functions. spans: Of each text, at least one. known: Strings to share."""
+    from spacy_transformers.align import get_alignment_via_offset_mapping
+    from spacy_transformers.data_classes import WordpieceBatch
+    from spacy_transformers.layers.transformer_model import huggingface_tokenize
+
+    flat = [span for of_doc in spans for span in of_doc]
+    encoding = huggingface_tokenize(tokenizer, [span.text for span in flat])
+    batch = WordpieceBatch.from_batch_encoding(encoding)
+    align = get_alignment_via_offset_mapping(flat, encoding["offset_mapping"])
+    width = batch.input_ids.shape[1]
+    sizes = batch.attention_mask.sum(axis=1).astype("i").tolist()
+    begins = [width - size if _pads_left(tokenizer) else 0 for size in sizes]
+    used = [slice(begin, begin + size) for begin, size in zip(begins, sizes)]
+    before = numpy.concatenate([[0], numpy.cumsum(align.lengths)])  # pairs before each token
+    found, row, token = [], 0, 0
+    for of_doc in spans:
+        rows = range(row, row + len(of_doc))
+        next_token = token + len(of_doc[0].doc)
+        places = numpy.asarray(align.dataXd[before[token] : before[next_token]]) - row * width
+        of_rows, columns = numpy.divmod(places, width)
+        found.append(
+            _Text(
+                ids=[batch.input_ids[i, used[i]] for i in rows],
+                types=None if batch.token_type_ids is None else [batch.token_type_ids[i, used[i]] for i in rows],
+                strings=[[known.setdefault(one, one) for one in batch.strings[i][used[i]]] for i in rows],
+                lengths=batch.lengths[row : rows.stop],
+                rows=of_rows.astype("i"),
+                columns=(columns - numpy.array(begins[row : rows.stop])[of_rows]).astype("i"),
+                counts=align.lengths[token:next_token],
+            )
+        )
+        row, token = rows.stop, next_token
+    return found
+
+
+def _batch(tokenizer: Any, texts: Sequence[_Text]) -> tuple[Any, Ragged]:
+    """Put texts together, as spacy-transformers reads a batch of them."""
+    from spacy_transformers.data_classes import WordpieceBatch
+
+    rows = [ids for text in texts for ids in text.ids]
+    width, is_left = max(map(len, rows)), _pads_left(tokenizer)
+    slices = [slice(width - len(ids), width) if is_left else slice(0, len(ids)) for ids in rows]
+    input_ids = _padded(rows, slices, width, tokenizer.pad_token_id)
+    mask = _padded([1.0] * len(rows), slices, width, 0.0, "f")
+    types = None
+    if texts[0].types is not None:
+        all_types = [one for text in texts for one in text.types or ()]
+        types = _padded(all_types, slices, width, tokenizer.pad_token_type_id)
+    strings = []
+    for one in (row for text in texts for row in text.strings):
+        padding = [tokenizer.pad_token] * (width - len(one))
+        strings.append(padding + one if is_left else one + padding)
+    places, row = [], 0
+    for text in texts:
+        begins = numpy.array([each.start for each in slices[row : row + len(text.ids)]])
+        places.append((text.rows + row) * width + text.columns + begins[text.rows])
+        row += len(text.ids)
+    pairs: Any = numpy.concatenate(places).astype("i")
+    counts: Any = numpy.concatenate([text.counts for text in texts])
+    align = Ragged(pairs, counts)
+    lengths = [length for text in texts for length in text.lengths]
+    batch = WordpieceBatch(
+        strings=strings, input_ids=input_ids, attention_mask=mask, lengths=lengths, token_type_ids=types
+    )
+    return batch, align
+
+
+def _padded(rows: Sequence[Any], slices: Sequence[slice], width: int, padding: Any, dtype: Any = None) -> Any:
+    """Shape: (rows, width)."""
+    found = numpy.full((len(rows), width), padding, dtype=dtype or rows[0].dtype)
+    for i, (row, place) in enumerate(zip(rows, slices)):
+        found[i, place] = row
+    return found
+
+
+def _pads_left(tokenizer: Any) -> bool:
+    return bool(tokenizer.padding_side == "left")
+
+
+def _forward() -> Callable[..., Any]:
+    from spacy_transformers.layers.transformer_model import forward
+
+    found: Callable[..., Any] = forward
+    return found
+
+
+def keep_wordpieces(nlp: Language) -> list[Callable[[], None]]:
+    """Let the transformers of a pipeline keep wordpieces, unless they do. RETURNS: Put theirs back, see `swap`."""
+    if "spacy_transformers.layers.transformer_model" not in sys.modules:
+        return []
+    theirs, put_back = _forward(), []
+    nodes: list[Model[Any, Any]] = [node for _, model in components_with_model(nlp) for node in model.walk()]
+    for node in nodes:
+        if forward_of(node) is theirs:
+            kept = KeptWordpieces()
+            put_back += [swap_forward(node, kept), kept.end]
+    return put_back
