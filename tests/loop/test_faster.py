@@ -105,7 +105,7 @@ class Writer:
 Language.factory("torchopt_test_writer", func=lambda nlp, name: Writer())
 
 
-@pytest.mark.parametrize("case", ["writer", "annotates", "linker", "own update", "subclass", "switch"])
+@pytest.mark.parametrize("case", ["writer", "annotates", "linker", "own update", "class", "subclass", "switch"])
 def test_others_get_copies(monkeypatch, case):
     """Where texts may be written to, or the update is not spaCy's, all is as in spaCy."""
     nlp, examples = pipeline(["tagger"])
@@ -118,6 +118,9 @@ def test_others_get_copies(monkeypatch, case):
         monkeypatch.setattr(faster, "EntityLinker", type(nlp.get_pipe("tagger")))
     elif case == "own update":
         nlp.update = lambda examples, **more: Language.update(nlp, examples, **more)
+    elif case == "class":
+        update_of_spacy = Language.update
+        monkeypatch.setattr(Language, "update", lambda self, *args, **more: update_of_spacy(self, *args, **more))
     elif case == "subclass":
         monkeypatch.setattr(
             type(nlp), "update", lambda self, *args, **more: Language.update(self, *args, **more), False

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
+import spacy.language
 from spacy.language import Language
 from spacy.pipeline import EntityLinker
 from spacy.training import Example
@@ -87,7 +88,10 @@ class Faster:
 
 
 def _is_plain(nlp: Language) -> bool:
-    return type(nlp).update is Language.update and "update" not in vars(nlp)
+    """Whether `nlp.update` is the function that this one follows: nobody has put another there."""
+    code: Any = getattr(type(nlp).update, "__code__", None)
+    is_spacys = code is not None and (code.co_filename, code.co_name) == (spacy.language.__file__, "update")
+    return is_spacys and "update" not in vars(nlp)
 
 
 def _leaves_texts(proc: Any) -> bool:

@@ -69,7 +69,7 @@ class SavedPipeline:
     random: RandomState
 
     def differences(self, values: Mapping[str, str], identity: Identity) -> list[str]:
-        """What is different now, one line each."""
+        """The differences to what is there now, one line each."""
         return compare_configs(self.values, values) + compare_identities(self.identity, identity)
 
     def load_optimizer(self, optimizer: TorchOptimizer, folder: Path) -> None:

@@ -17,7 +17,7 @@ from thinc_torchopt.core.errors import CheckpointWarning, ConfigWarning
 from thinc_torchopt.loop.progress import Progress
 from thinc_torchopt.loop.saved_models import SavedModels
 
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline
 from .kit import config_for, definition, firings, rule, run
 
 SAVE = "control.should_save"
@@ -119,8 +119,7 @@ def test_saved_model_with_checkpoints_is_a_checkpoint(corpus, tmp_path):
 
 @pytest.fixture
 def models(tmp_path):
-    nlp = toy_pipeline()
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline()
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.open(tmp_path)
     return models

@@ -102,7 +102,7 @@ class Comparison:
         return max(better, key=lambda name: self.means[name], default=self.base)
 
     def verdict(self, base: str) -> str:
-        """What can be said, in a line. base (str): The base in words."""
+        """The answer, in a line. base (str): The base in words."""
         best, seeds = self.best, f"{self.seeds} seeds"
         if not any(self.means.values()):
             return "Nothing can be said: all scores are 0. Try more --steps."

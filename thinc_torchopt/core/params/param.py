@@ -90,7 +90,7 @@ class Param:
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients torch computes.
     settings (ParamSettings): Its settings in the config.
     group (Group | None): Its torch param group. None: it is frozen.
-    rate_scale (RateScale): What rules, or other code, made of its learning rate.
+    rate_scale (RateScale): The effect of rules, or of other code, on its learning rate.
     frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen during the training,
         whatever the settings say; infinite: none.
     row_size (int): Cells in a row, if the weights are flat with rows one after the other. Otherwise 1.

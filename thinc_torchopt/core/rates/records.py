@@ -34,7 +34,7 @@ ABSOLUTE_TOLERANCE = 1e-12
 
 @dataclass(frozen=True)
 class RateScale:
-    """What rules, or other code, made of rates. Also its saved form.
+    """The effect of rules, or of other code, on rates. Also its saved form.
 
     factor (float): Multiplies them.
     held (float | None): Replaces them.
@@ -60,7 +60,7 @@ class RateScale:
 class RateSource(Protocol):
     """The source of a group's rates.
 
-    scale (RateScale): What other code, or rules, made of them.
+    scale (RateScale): The effect of rules, or of other code, on them.
     """
 
     scale: RateScale

@@ -122,7 +122,7 @@ class Group:
 
     @property
     def scale(self) -> RateScale:
-        """What rules, or other code, made of the rates. All its params have the same."""
+        """The effect of rules, or of other code, on the rates. All its params have the same."""
         return self.params[0].rate_scale
 
     @scale.setter
