@@ -142,7 +142,7 @@ def test_init_says_what_it_leaves_out_and_what_is_partial(tmp_path):
     told = init(tmp_path, "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", docs)).stdout
     assert trained(made(tmp_path)) == ["ner", "textcat"]
     assert "Left out: tags: on 1 of 30 texts only." in told
-    how = "it takes them as texts without a category"
+    how = "it takes them as texts without categories"
     assert f"'textcat': 15 of 30 texts are not annotated for it: {how}." in told
 
 

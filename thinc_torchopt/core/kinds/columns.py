@@ -16,7 +16,9 @@ def column(doc: Doc, attr: int) -> numpy.ndarray:
 
 def names(doc: Doc, attr: int) -> list[str]:
     """The same as texts. Empty: it is not set."""
-    return [doc.vocab.strings[int(key)] if key else "" for key in column(doc, attr)]
+    keys = column(doc, attr).tolist()
+    known = {key: doc.vocab.strings[int(key)] if key else "" for key in set(keys)}
+    return [known[key] for key in keys]
 
 
 def put(doc: Any, attrs: Sequence[int], *columns: numpy.ndarray) -> None:

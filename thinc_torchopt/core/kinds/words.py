@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 import numpy
-from spacy.attrs import DEP, HEAD, LEMMA, MORPH, POS, SENT_START, TAG
+from spacy.attrs import DEP, HEAD, LEMMA, MORPH, ORTH, POS, SENT_START, TAG
 from spacy.morphology import Morphology as _Morphology
 from spacy.pipeline import Morphologizer
 from spacy.tokens import Doc
@@ -99,18 +100,10 @@ class Morphology(_OfWords):
     _columns = (POS, MORPH)
 
     def _labels(self, doc: Doc) -> list[str]:
-        pairs = [*zip(names(doc, POS), names(doc, MORPH))]
-        known = {pair: self._label(pair) for pair in set(pairs)}
-        return [known[pair] for pair in pairs]
+        return [*map(_joined, names(doc, POS), names(doc, MORPH))]
 
     def _label(self, said: Any) -> str:
-        """SOURCE: spacy/pipeline/morphologizer.pyx, `get_loss`."""
-        pos, morph = said
-        features = _Morphology.feats_to_dict(morph)
-        if pos:
-            features[Morphologizer.POS_FEAT] = pos
-        label: str = _Morphology.dict_to_feats(features) or (_Morphology.EMPTY_MORPH if morph else "")
-        return label
+        return _joined(*said)
 
     def labels_in(self, docs: Any) -> Counter[str] | None:
         found = super().labels_in(docs)
@@ -125,13 +118,23 @@ class Morphology(_OfWords):
         return len(said) == n and all(_are_labels(one, 2) for one in said)
 
 
+@lru_cache(maxsize=4096)
+def _joined(pos: str, morph: str) -> str:
+    """The label of a morphologizer. SOURCE: spacy/pipeline/morphologizer.pyx, `get_loss`."""
+    features = _Morphology.feats_to_dict(morph)
+    if pos:
+        features[Morphologizer.POS_FEAT] = pos
+    label: str = _Morphology.dict_to_feats(features) or (_Morphology.EMPTY_MORPH if morph else "")
+    return label
+
+
 class Lemmas(_OfWords):
     name, factories, keys = "lemmas", ("trainable_lemmatizer",), ("lemmas",)
     _columns = (LEMMA,)
 
     def in_text(self, doc: Doc) -> list[str] | None:
-        pairs = [(token.text, token.lemma_) for token in doc if token.lemma]
-        return ["=" if form == lemma else f"{form}>{lemma}" for form, lemma in pairs] or None
+        pairs = zip(names(doc, ORTH), names(doc, LEMMA))
+        return ["=" if form == lemma else f"{form}>{lemma}" for form, lemma in pairs if lemma] or None
 
     def fault(self, found: Found) -> str:
         if found.labels and max(found.labels.values()) < LEAST_CHANGES:
