@@ -286,5 +286,5 @@ def test_preflight_fits_a_terminal(corpus, monkeypatch):
     table = [line for line in lines if line.startswith(("params", "-----", "default"))]
     assert max(len(line) for line in lines if line not in table) <= 80 and len(table) == 3
     heads = [line.partition(" ")[0] for line in lines[1:] if line[:1].strip()]
-    order = ["Stops", "Note", "Checked", "params", "Trains", "Ends", "Steps", "Memory", "Disk", "Time"]
+    order = ["Stops", "Checked", "params", "Trains", "Ends", "Steps", "Memory", "Disk", "Time"]
     assert [head for head in dict.fromkeys(heads) if head in order] == order

@@ -60,7 +60,7 @@ class RunLock:
             if error.errno not in FULL:  # old checkpoints may be removed from a full disk
                 raise ConfigError(
                     f"Can't save {self._what} in '{self.path.parent}': expected a folder that can be written to, found "
-                    f"{type(error).__name__}: {error}. Change {self._setting}."
+                    f"'{error.strerror or error}'. Change {self._setting}."
                 ) from error
 
     def check(self) -> None:

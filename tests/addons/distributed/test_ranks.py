@@ -310,6 +310,7 @@ def test_ranks_resume_with_a_part_of_the_state(ranks):
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:The best model so far")  # the state alone is copied
 def test_ranks_of_another_number_go_on(ranks, size, tmp_path):
     """From the checkpoint at which two were stopped: with the same data from there on."""
     shutil.copytree(ranks.folder / "state-1", tmp_path / "state-1")

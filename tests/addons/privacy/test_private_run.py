@@ -251,6 +251,7 @@ def cosine(one, other):
 
 
 @needs_opacus
+@pytest.mark.filterwarnings("ignore:The best model so far")  # the state alone is copied
 @pytest.mark.filterwarnings("ignore:Resuming although the config has changed")
 def test_private_runs_from_one_checkpoint_have_independent_noise(tmp_path, corpus, caplog):
     """The oracle is the clipped sum itself: a step without noise. With the same noise in two steps of 1.0 and 0.9 times
@@ -271,6 +272,7 @@ def test_private_runs_from_one_checkpoint_have_independent_noise(tmp_path, corpu
 
 
 @needs_opacus
+@pytest.mark.filterwarnings("ignore:The best model so far")  # the state alone is copied
 @pytest.mark.filterwarnings("ignore:Resuming although the config has changed")
 def test_private_noise_is_fresh_after_the_data_has_changed(tmp_path, corpus):
     """Also before a changed example is drawn: two runs that first differ then would tell when it is."""

@@ -60,4 +60,7 @@ def kind_of(factory: str, settings: Mapping[str, Any] | None = None) -> Kind:
 
 def kind_in(nlp: Language, name: str) -> Kind:
     """The kind of a component of a pipeline."""
-    return kind_of(nlp.get_pipe_meta(name).factory, nlp.get_pipe_config(name))
+    settings = nlp.get_pipe_config(name)
+    if "${" in str(settings):  # it refers to other settings
+        settings = nlp.config.interpolate()["components"][name]
+    return kind_of(nlp.get_pipe_meta(name).factory, settings)
