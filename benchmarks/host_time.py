@@ -156,15 +156,21 @@ def train(task: str, folder: Path) -> float:
     from spacy.training.loop import train as train_by_spacy
     from spacy.util import load_model_from_config
 
+    from thinc_torchopt.training import latest_info
+
     clock, marks = Clock(), {}
 
     @spacy.registry.loggers("benchmark-host-time.Clock.v1")
     def logger() -> Any:
-        def log(info: Any) -> None:
-            if info is not None and info["step"] in (BEGIN, END):
-                marks[info["step"]] = clock.now(), info["words"]
+        def setup(nlp: Any, *_: Any) -> Any:
+            def log(_: Any) -> None:
+                info = latest_info(nlp)
+                if info["step"] in (BEGIN, END):
+                    marks[info["step"]] = clock.now(), info["words"]
 
-        return lambda nlp, stdout, stderr: (log, lambda: None)
+            return log, lambda: None
+
+        return setup
 
     torch.set_num_threads(1)
     nlp = init_nlp(load_model_from_config(config_of(task, folder), auto_fill=True).config)

@@ -16,9 +16,9 @@ from spacy.training import Example
 
 T = TypeVar("T")
 
-# Words of all kept examples. Others are read again each time: dropping the oldest would find nothing, as texts come in
-# rounds.
-_WORDS = 20_000_000
+# Words of all kept examples, of both texts of each: up to 180 bytes each. Others are read again each time: dropping the
+# oldest would find nothing, as texts come in rounds.
+_WORDS = 4_000_000
 _TOKENS = ("ORTH", "SPACY")
 
 

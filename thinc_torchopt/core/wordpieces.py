@@ -26,9 +26,9 @@ from thinc.types import Ragged
 from .host import forward_of, swap_forward
 from .params import components_with_model
 
-# Wordpieces that are kept, some 40 bytes each. Texts beyond them are read again each time: dropping the oldest would
+# Wordpieces that are kept, some 90 bytes each. Texts beyond them are read again each time: dropping the oldest would
 # find nothing, as texts come in rounds.
-_PIECES = 5_000_000
+_PIECES = 3_000_000
 
 
 @dataclass(frozen=True)
