@@ -107,6 +107,8 @@ class KeptWordpieces:
         keys = [_key(of_doc) for of_doc in spans if of_doc]
         of_docs = [of_doc for of_doc in spans if of_doc]
         new = {key: of_doc for key, of_doc in zip(keys, of_docs) if key not in self._texts}
+        if not new:
+            _tokenize(tokenizer, ["a"])  # a call sets the padding that the tokenizer is saved with
         read = dict(zip(new, _read(tokenizer, list(new.values()), self._strings))) if new else {}
         found = [self._texts.get(key) or read[key] for key in keys]
         for key, text in read.items():
@@ -115,6 +117,12 @@ class KeptWordpieces:
                 self._room -= size
                 self._texts[key] = text
         return _batch(tokenizer, found)
+
+
+def _tokenize(tokenizer: Any, texts: list[str]) -> Any:
+    from spacy_transformers.layers.transformer_model import huggingface_tokenize
+
+    return huggingface_tokenize(tokenizer, texts)
 
 
 def _key(spans: Sequence[Span]) -> tuple[Any, ...]:
@@ -126,10 +134,9 @@ def _read(tokenizer: Any, spans: Sequence[Sequence[Span]], known: dict[str, str]
     """Read texts by spacy-transformers' functions. spans: Of each text, at least one. known: Strings to share."""
     from spacy_transformers.align import get_alignment_via_offset_mapping
     from spacy_transformers.data_classes import WordpieceBatch
-    from spacy_transformers.layers.transformer_model import huggingface_tokenize
 
     flat = [span for of_doc in spans for span in of_doc]
-    encoding = huggingface_tokenize(tokenizer, [span.text for span in flat])
+    encoding = _tokenize(tokenizer, [span.text for span in flat])
     batch = WordpieceBatch.from_batch_encoding(encoding)
     align = get_alignment_via_offset_mapping(flat, encoding["offset_mapping"])
     width = batch.input_ids.shape[1]
