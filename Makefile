@@ -103,8 +103,8 @@ demo: $(VENV)/installed  ## Train a small model, and see it find code in sentenc
 	@echo "Training a small model. This takes about a minute."
 	@$(BIN)/python examples/demo.py --output training/demo
 
-test: $(VENV)/installed  ## Run the tests (9 minutes)
-	@echo "Running the tests. This takes about 9 minutes on two cores."
+test: $(VENV)/installed  ## Run the tests (11 minutes)
+	@echo "Running the tests. This takes about 11 minutes on two cores."
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
 # With transformers: tests that import them, or start programs that do.

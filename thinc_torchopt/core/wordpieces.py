@@ -104,8 +104,8 @@ class KeptWordpieces:
         """The wordpieces of texts, and their alignment, before anything is cut. spans: Of each text."""
         if tokenizer is not self._tokenizer:  # a state that was loaded brings another
             self._tokenizer, self._texts, self._room = tokenizer, {}, self._at_most
-        keys = [_key(of_doc) for of_doc in spans if of_doc]
         of_docs = [of_doc for of_doc in spans if of_doc]
+        keys = [_key(of_doc) for of_doc in of_docs]
         new = {key: of_doc for key, of_doc in zip(keys, of_docs) if key not in self._texts}
         if not new:
             _tokenize(tokenizer, ["a"])  # a call sets the padding that the tokenizer is saved with
