@@ -21,12 +21,12 @@ from thinc.api import compounding
 from typer.main import get_command
 
 from thinc_torchopt.cli import torchopt_cli
-from thinc_torchopt.cli._screen import errors_shown, make_console
-from thinc_torchopt.cli._terminal import print_notes, print_table, sparkline
+from thinc_torchopt.cli._screen import errors_shown, make_console, print_notes
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.compat import has_matplotlib
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_linear
+from thinc_torchopt.core.tables import print_table, sparkline
 
 from ..configs import smaller
 from ..conftest import CONFIGS

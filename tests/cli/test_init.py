@@ -553,7 +553,7 @@ def test_init_to_stdout_prints_the_config_alone(tmp_path):
     (tmp_path / "own.cfg").write_text(OWN)
     found = spacy_cli("torchopt", "init", tmp_path / "own.cfg", "-", "--recipe", "fine-tune")
     assert found.stdout == with_fast_products(run(OWN, "fine-tune", tmp_path)[1])[0]
-    assert found.stderr.startswith("Warning: Nothing that learns here was trained before")
+    assert "\nWarning: Nothing that learns here was trained before" in found.stderr
 
 
 def test_init_writes_fast_products(tmp_path):

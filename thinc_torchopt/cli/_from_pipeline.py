@@ -23,6 +23,7 @@ from ._new_config import (
     NewConfig,
     Wish,
     apart_from,
+    command_to_train,
     evaluation,
     load_pipeline,
     paths_of,
@@ -61,15 +62,14 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
         config = make_config_from(nlp, wish.source, plan)
         config["paths"] |= {**paths, **olds}
         text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds, config))
-    new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=output)
     dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, paths["dev"], "dev_corpus"))
-    new.lines = [
+    lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan)}",
         f"Chose {_chosen(nlp, plan, wish.source)} {told}",
         evaluation(paths, wish, dev, log=log) + _evaluated_too(plan, paths, olds, n_old, output),
     ]
-    new.warnings = _warnings(plan, wish) + _left_out(nlp) + warned
-    return new
+    warnings = _warnings(plan, wish) + _left_out(nlp) + warned
+    return NewConfig(text, lines, warnings, command_to_train(path, output, paths))
 
 
 def _read(nlp: Language, path: str | None, setting: Setting = "train_corpus") -> list[Example]:

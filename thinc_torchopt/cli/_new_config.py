@@ -77,17 +77,17 @@ class Wish:
 
 @dataclass
 class NewConfig:
-    """A config that was made from texts.
+    """A config that was made or changed.
 
     lines (list[str]): What was found and chosen. warnings (list[str]): What the user should check.
-    has_dev (bool): Whether it names texts to evaluate on. output (str): A folder for the training.
+    command (list[str]): Of spaCy, to type next.
     """
 
     text: str
     lines: list[str]
-    warnings: list[str] = field(default_factory=list)
-    has_dev: bool = True
-    output: str = OUTPUT
+    warnings: list[str]
+    command: list[str]
+    title: str = "Saved config"
 
 
 def make(path: Path, stem: str, wish: Wish) -> NewConfig:
@@ -121,7 +121,6 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         log = f"{output}/log.jsonl"
         text, told, warned = write(config, path, stem, wish, log=log, taught=taught.readers, more=taught.share)
     dev = _read_dev(paths, lang)
-    new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=output)
     by, by_hand = "", ""
     if wish.teacher is not None:
         by = f" {wish.teacher} teaches {listed(taught.readers['corpora.train']['components'])}{_with_texts(wish)}."
@@ -132,7 +131,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
             f" In the score, what {wish.teacher} fills in counts as right, too. To score by annotations alone: spacy "
             f"evaluate {output}/model-best {paths['dev']}."
         )
-    new.lines = [
+    lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
         + _listed([component.found for component in choice.components])
         + ".",
@@ -140,14 +139,14 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         f"{_hardware(wish, config)}.{by} {told}",
         evaluation(paths, wish, dev, log=log) + by_hand,
     ]
-    new.warnings = [f"Left out: {one}." for one in choice.left_out]
-    new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
-    new.warnings += _without(choice, paths, dev) + taught.doubts + warned
+    warnings = [f"Left out: {one}." for one in choice.left_out]
+    warnings += notes_on(choice, found) + notes_on_language(lang, examples)
+    warnings += _without(choice, paths, dev) + taught.doubts + warned
     with plain_errors(path=path):
         nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
     nothing_frozen: dict[str, Any] = {"training": {"frozen_components": []}}
-    new.warnings += doubts_of_labels(nlp, nothing_frozen, Corpus("corpora.train", examples), [])
-    return new
+    warnings += doubts_of_labels(nlp, nothing_frozen, Corpus("corpora.train", examples), [])
+    return NewConfig(text, lines, warnings, command_to_train(path, output, paths, gpu=wish.gpu))
 
 
 def paths_of(path: Path, wish: Wish) -> dict[str, str | None]:
@@ -445,6 +444,12 @@ def _is_measured(nlp: Language) -> bool:
     has_encoder = bool(find_pretrained(nlp, config).encoders)
     rows = measured_of(nlp, config["training"]["frozen_components"], has_encoder=has_encoder)
     return any(row.is_measured for row in rows)
+
+
+def command_to_train(path: Path, output: str, paths: Mapping[str, str | None], *, gpu: bool = False) -> list[str]:
+    """The command of spaCy that trains with a config. output (str): A folder."""
+    without_dev = [] if paths["dev"] is not None else ["--paths.dev", "dev.spacy"]
+    return ["train", str(path), "--output", output, *(["--gpu-id", "0"] if gpu else []), *without_dev]
 
 
 # ---------------------------------------------------------------------- texts to evaluate on

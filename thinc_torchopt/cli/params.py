@@ -11,9 +11,8 @@ from typer import Option as Opt
 
 from ..addons.preview import params as list_params
 from ._command import CODE, CONFIG, GPU, JSON
-from ._screen import errors_shown, make_console, print_error
+from ._screen import errors_shown, make_console, print_error, print_json, print_notes
 from ._setup import read_overrides
-from ._terminal import print_json, print_notes
 
 
 def params(

@@ -13,12 +13,13 @@ from typer import Option as Opt
 
 from ..addons.report import check_picture, plot_schedule
 from ..core.errors import ConfigError
+from ..core.tables import print_table, sparkline
+from ..core.words import short
 from ..loop.schedule_check import rates_over_steps
 from ..loop.setup import note_on_scores, schedule_notes
 from ._command import CODE, CONFIG, GPU, JSON, PICTURE
-from ._screen import errors_shown, make_console
+from ._screen import errors_shown, make_console, print_json, print_notes
 from ._setup import build
-from ._terminal import print_json, print_notes, print_table, short, sparkline
 
 _CHART_WIDTH = 60  # without a terminal
 

@@ -12,9 +12,8 @@ from typer import Option as Opt
 from ..addons.preview import compare_recipes
 from ..addons.recipes import Recipe
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
-from ._screen import errors_shown, make_console
+from ._screen import errors_shown, make_console, print_json, print_notes
 from ._setup import read_overrides
-from ._terminal import print_json, print_notes
 
 
 def try_(

@@ -22,6 +22,7 @@ from ..addons.recipes import (
     Recipe,
     check_output,
     not_written,
+    open_source,
     rewrite,
     value_at,
     with_settings,
@@ -45,13 +46,14 @@ from ..addons.trials import (
 )
 from ..core.checks import Section
 from ..core.compat import import_optuna
-from ..core.config_checks import check_names, check_training_section
+from ..core.config_checks import check_gpu, check_names, check_training_section
 from ..core.errors import ConfigError
+from ..core.tables import print_table
 from ..loop.progress_bars import Bar, show_progress
+from ..loop.setup import config_errors
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
-from ._screen import errors_shown, make_console
-from ._setup import config_errors_shown, open_source
-from ._terminal import print_json, print_notes, print_table
+from ._screen import errors_shown, make_console, print_json, print_notes
+from ._setup import read_overrides
 from .find_lr import find_peak
 
 _SECTION = Section("spacy torchopt tune", verb="use")
@@ -114,13 +116,15 @@ def tune(
         if output_path is not None:
             check_output(output_path)
         import_optuna()
-        source = open_source(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
+        overrides = read_overrides(ctx.args, code_path)
+        check_gpu(use_gpu)
+        source = open_source(config_path, overrides)
         overridden = set(source.overrides)
         source = source.write_overrides("training.optimizer.")
         warned: list[str] = []
         if recipe is not None:
             state_path = f"training/{(output_path or config_path).stem}-state"
-            with config_errors_shown(config_path):
+            with config_errors(path=config_path):
                 draft, text = rewrite(source.text, config_path, Recipe.of(recipe), state_path, source.overrides)
             warned = [*draft.warnings, *not_written(source.overrides, source.text, text, in_trials=True)]
             source.text = text
@@ -268,7 +272,7 @@ def _check_space(source: ConfigSource, space: Space) -> None:
             check_training_section(written)
             config = Config(DEFAULT_CONFIG).merge(written)
             shortened, _ = shorten(config, 1)
-            with config_errors_shown(source.path, config):
+            with config_errors(config, path=source.path):
                 registry.resolve(shortened["training"], schema=ConfigSchemaTraining)
     check_names(space)
 
