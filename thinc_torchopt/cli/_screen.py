@@ -183,6 +183,15 @@ def _options() -> list[str]:
     return [option for param in context.command.params for option in param.opts if option.startswith("--")]
 
 
+def show(found: Any, *, as_json: bool) -> None:
+    """Print a result: all as JSON, or its tables and then its notes."""
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        found.print(console := make_console())
+        print_notes(console, found.notes)
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
