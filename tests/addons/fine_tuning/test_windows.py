@@ -22,9 +22,8 @@ from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
 from thinc_torchopt.addons.fine_tuning.batches import run_at_once, run_in_parts, runs_in_parts, split_by_length
-from thinc_torchopt.addons.fine_tuning.saving import strided_spans, windows_of_words
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
-from thinc_torchopt.addons.fine_tuning.windows import PieceWindows, count_lost
+from thinc_torchopt.addons.fine_tuning.windows import PieceWindows, count_lost, strided_spans, windows_of_words
 from thinc_torchopt.addons.preview import explain
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.host import forward_of

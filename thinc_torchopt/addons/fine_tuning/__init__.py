@@ -1,11 +1,9 @@
 """Transformers that fit into memory: `[training.optimizer.fine_tuning]`.
 
-settings.py is the block. transformers.py finds the transformers of a pipeline.
-
-    run.py       for a run: windows.py cuts texts into windows that are counted in wordpieces, batches.py reads those of
-                 similar length together, saving.py finds the windows of words for the saved pipeline; checkpointing.py
-                 computes layers again in the backward pass, attention.py chooses how attention is computed
-    layers.py    the lowest layers, which are frozen
+settings.py is the block, and its part of a run. transformers.py finds the transformers of a pipeline.
+windows.py cuts texts into windows that are counted in wordpieces, and finds the windows of words for the saved
+pipeline; batches.py reads those of similar length together; checkpointing.py computes layers again in the backward
+pass; attention.py chooses how attention is computed.
 """
 
 from typing import Final

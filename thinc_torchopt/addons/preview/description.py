@@ -47,7 +47,8 @@ from ...loop.setup import (
 )
 from ...loop.training_check import check
 from ..controller.run_rules import Rules
-from ..privacy import Privacy, PrivacyHistory, epsilon_of
+from ..privacy import Privacy, epsilon_of
+from ..privacy.accounting import PrivacyHistory
 from ..privacy.private_run import plan_private_training, what_is_not_covered
 from ..recipes import THINC, Setting, read_corpus
 from .costs import (
@@ -64,9 +65,8 @@ from .costs import (
     tell_work,
     time_steps,
 )
-from .lines import Line, lines_of, table_of
+from .lines import Line, lines_of, table_of, tell_batch_memory, tell_windows
 from .params import ParamRow, TableData, describe, rows_of, tell_pipeline
-from .transformers import tell_batch_memory, tell_windows
 
 # Steps that are described of a training without an end.
 _NO_END = 20_000

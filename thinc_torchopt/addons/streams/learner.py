@@ -12,7 +12,7 @@ which tells the folder of a run from others: their files are not touched.
       rejected.jsonl    texts that could not be learned, with the reason
       teacher/          the pipeline as it was at the start, if it fills in what texts leave open
 
-A text that can't be learned changes nothing: its batch is undone (undo.py). Then the run saves and ends, or
+A text that can't be learned changes nothing: its batch is undone (backward.py). Then the run saves and ends, or
 leaves out that text.
 
 With new labels, the pipeline as it was at the start is the teacher (loop/filling.py): it fills in what texts with new
@@ -49,8 +49,7 @@ from ...loop.label_conflicts import MOST_TEXTS, Comparison
 from ...loop.model_state import check_model, checksum_of, collect_model, restore_model
 from ...loop.random_state import check_generators, collect_random, preserved_random, restore_random
 from ...loop.run_lock import RunLock
-from .annotated import AnnotatedTexts, Teaches
-from .backward import backward
+from .backward import Undo, backward
 from .records import (
     Memory,
     Record,
@@ -64,13 +63,11 @@ from .records import (
     unknown_labels,
     without_half_line,
 )
-from .rows import LogRow, append_rows, trim
 from .scores import StreamScores, pack, unpack
 from .settings import LearnSettings
 from .source import Line, LineReader, Place
-from .state import VERSION, LearnerState, StreamProgress, TextBlock
-from .teaching import TEACHER, StreamTeacher
-from .undo import Undo
+from .state import VERSION, LearnerState, LogRow, StreamProgress, TextBlock, append_rows, trim
+from .teaching import TEACHER, AnnotatedTexts, StreamTeacher, Teaches
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
 # After so many texts, labels that they should have are told.
