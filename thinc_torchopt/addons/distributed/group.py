@@ -39,6 +39,11 @@ from ...core.launched import (
 )
 from .settings import Distributed
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 
 # Ranks read their data before they connect, which may take longer on some machines.
@@ -50,6 +55,8 @@ _PATIENCE = timedelta(days=1)
 _POLL_SECONDS = 0.01
 # So that the launcher notices first the rank that failed first: it compares whole seconds.
 _LATER_SECONDS = 2.0
+_VARIABLE = "GLOO_SOCKET_IFNAME"
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 _groups = count()
 # By address. Rank 0 goes on to serve it after a training: another rank may have begun the next one already.
 _stores: dict[tuple[str, int], Any] = {}
@@ -344,13 +351,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-_VARIABLE = "GLOO_SOCKET_IFNAME"
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+# ---------------------------------------------------------------------- the network interface
 
 
 def choose_interface(master: str, port: int, *, one_machine: bool) -> None:

@@ -8,21 +8,15 @@ pass; attention.py chooses how attention is computed.
 
 from typing import Final
 
-from .batches import split_by_length
-from .checkpointing import layers_of
 from .settings import FineTuning
 from .transformers import Transformer, transformers_of
-from .windows import PieceCounter, PieceWindows, count_lost
+from .windows import count_lost
 
 STABILITY: Final = "provisional"
 
 __all__ = [
     "FineTuning",
-    "PieceCounter",
-    "PieceWindows",
     "Transformer",
     "count_lost",
-    "layers_of",
-    "split_by_length",
     "transformers_of",
 ]

@@ -103,12 +103,6 @@ class FineTuning(Attachment):
         """The stride in wordpieces. Without `window_pieces`: 0."""
         return self.stride_pieces or 3 * (self.window_pieces or 0) // 4
 
-    def layers_again(self, layers: int) -> int:
-        """How many layers are computed again, of all `layers` of a transformer."""
-        if isinstance(self.gradient_checkpointing, bool):
-            return layers if self.gradient_checkpointing else 0
-        return min(layers - self.freeze_layers, self.gradient_checkpointing)
-
     def prepare(self, nlp: Any) -> None:
         """RAISES (ConfigError): The pipeline has no transformer."""
         check_transformers(nlp)

@@ -139,11 +139,6 @@ class LearnRateController(RateWriter):
         return self.breaker.conservative
 
     @property
-    def times_conservative(self) -> int:
-        """The number of times that conservative mode has begun."""
-        return self.breaker.times
-
-    @property
     def overruns(self) -> dict[str, int]:
         """The number of budget overruns, of "rate_step", "integrity_check", "state_preservation", "adding_params"."""
         return dict(self.guards.overruns)

@@ -65,7 +65,7 @@ from .costs import (
     tell_work,
     time_steps,
 )
-from .lines import Line, lines_of, table_of, tell_batch_memory, tell_windows
+from .lines import Line, lines_of, table_of, tell_windows
 from .params import ParamRow, TableData, describe, rows_of, tell_pipeline
 
 # Steps that are described of a training without an end.
@@ -404,8 +404,6 @@ def _tell_costs(
     checkpoint = setup.optimizer.attachments.get("checkpoint")
     copied = sizes.checkpoint if checkpoint is not None and checkpoint.in_background else 0
     told.lines.append(("Memory", tell_memory(sizes, copied)))
-    if work is not None and train is not None:
-        told.lines += [("Memory", text) for text in tell_batch_memory(setup, train)]
     told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}
     if checkpoint is None:
         told.lines.append(("Disk", f"{models}."))

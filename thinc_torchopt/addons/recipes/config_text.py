@@ -206,11 +206,24 @@ class ConfigText:
                 lines.append("\n")
             # The comments above the section itself stay in the text.
             lines += [] if path == self.path else section.above
-            lines.append(self._lines[section.place.header] if path == self.path and section.place else f"[{path}]\n")
+            before_header, before_setting = self._indents(section)
+            is_there = path == self.path and section.place is not None
+            lines.append(self._lines[section.place.header] if is_there else f"{before_header}[{path}]\n")
             for setting in section.settings.values():
-                lines += [*setting.above, setting.text or f"{setting.key} = {setting.value}\n"]
+                lines += [*setting.above, setting.text or f"{before_setting}{setting.key} = {setting.value}\n"]
             lines += section.below
         return [_with_end(line, self._newline) for line in lines]
+
+    def _indents(self, section: SectionText) -> tuple[str, str]:
+        """The white space before the header and before the settings of a section: what a deeper indent follows is read
+        as a part of it. That of a new section is as in the one to change, or in its parent.
+        """
+        parent = self._all.get(self.path.rpartition(".")[0], self.section)
+        place = section.place or self.section.place or parent.place
+        if place is None:
+            return "", ""
+        header = _indent_of(self._lines[place.header])
+        return header, _indent_of(place.settings[0].text) if place.settings else header
 
     def _lines_of(self, section: SectionText, *, with_comments: bool) -> set[int]:
         """The lines of a section: its own, and the empty lines below it."""
@@ -292,6 +305,10 @@ def _with_end(line: str, newline: str) -> str:
     return line if line.endswith(newline) else line.rstrip("\r\n") + newline
 
 
+def _indent_of(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
 def _comments_of(entry: Entry) -> list[str]:
     if isinstance(entry, SettingText):
         return list(entry.above)
@@ -307,7 +324,7 @@ def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, SectionText]]:
         stripped = line.strip()
         if not stripped or stripped.startswith(_COMMENTS):
             continue
-        depth = len(line) - len(line.lstrip())
+        depth = len(_indent_of(line))
         if in_setting and depth > indent:
             settings = starts[-1][2]
             settings[-1] = settings[-1][0], i

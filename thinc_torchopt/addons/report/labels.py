@@ -6,28 +6,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from confection import Config
 from spacy.tokens import Doc, DocBin
 from spacy.training.corpus import walk_corpus
 from spacy.vocab import Vocab
 
+from ...core.errors import ConfigError
 from .log_file import number, printable
 
 if TYPE_CHECKING:
     from .errors import KindOfErrors
-import json
-from contextlib import suppress
-
-from confection import Config
-
-from ...core.errors import ConfigError
 
 # "ents_per_type", "spans_sc_per_type", "dep_las_per_type", "morph_per_feat", "cats_f_per_type", "cats_auc_per_type"
 _BY_LABEL = re.compile(r"(.+?)(?:_(las|uas|f|auc|macro_f|micro_f))?_per_(?:type|feat)")
