@@ -48,7 +48,6 @@ from ...loop.setup import (
 from ...loop.training_check import check
 from ..controller.run_rules import Rules
 from ..privacy import Privacy, epsilon_of
-from ..privacy.accounting import PrivacyHistory
 from ..privacy.private_run import plan_private_training, what_is_not_covered
 from ..recipes import THINC, Setting, read_corpus
 from .costs import (
@@ -283,7 +282,7 @@ def _tell_privacy(told: Description, setup: Setup, settings: Privacy, train: Cor
         return
     text = f"Each example's gradient is clipped, and noise is added: {plan.in_words()}"
     if plan.last is None and steps is not None and plan.noise_multiplier:
-        history: PrivacyHistory = [(plan.noise_multiplier, plan.sample_rate, steps)]
+        history = [(plan.noise_multiplier, plan.sample_rate, steps)]
         epsilon = epsilon_of(history, settings.delta, settings.accountant)
         text += f" {count(steps, 'update')} {'uses' if steps == 1 else 'use'} epsilon {plain(epsilon)}."
     told.lines.append(("Privacy", text))
