@@ -10,7 +10,7 @@ rate that the group had then. It may also have
 - `kind`: its name in saved states, if that is not its class.
 
 `Cosine`, `Warmup`, `Adaptive` and `Frozen` multiply the base by a factor; `Constant`, `FromSchedule` and `FromFunction`
-have rates of their own. by_name.py has policies by name, also between two rates.
+have rates of their own. Policies by name may also be between two rates: `InRates`.
 """
 
 from __future__ import annotations
