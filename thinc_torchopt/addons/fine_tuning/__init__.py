@@ -2,8 +2,8 @@
 
 settings.py is the block, and its part of a run. transformers.py finds the transformers of a pipeline.
 windows.py cuts texts into windows that are counted in wordpieces, and finds the windows of words for the saved
-pipeline; batches.py reads those of similar length together; checkpointing.py computes layers again in the backward
-pass; attention.py chooses how attention is computed.
+pipeline; batches.py reads those of similar length together; modules.py computes layers again in the backward pass, and
+chooses how attention is computed.
 """
 
 from typing import Final

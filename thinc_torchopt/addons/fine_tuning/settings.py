@@ -18,9 +18,8 @@ from ...core.host import forward_of, swap_forward
 from ...core.log import inform
 from ...loop.events import Control, StepBegin, TrainBegin, TrainEnd
 from ...loop.run import Run
-from .attention import attending, check_attention
 from .batches import run_at_once, run_in_parts, runs_in_parts
-from .checkpointing import check_checkpointing, checkpointing
+from .modules import attending, check_attention, check_checkpointing, checkpointing
 from .transformers import check_transformers, names_to_freeze, trained_transformers, transformers_of
 from .windows import (
     SPANS,

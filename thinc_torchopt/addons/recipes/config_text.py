@@ -207,8 +207,8 @@ class ConfigText:
             # The comments above the section itself stay in the text.
             lines += [] if path == self.path else section.above
             before_header, before_setting = self._indents(section)
-            is_there = path == self.path and section.place is not None
-            lines.append(self._lines[section.place.header] if is_there else f"{before_header}[{path}]\n")
+            place = section.place if path == self.path else None
+            lines.append(self._lines[place.header] if place is not None else f"{before_header}[{path}]\n")
             for setting in section.settings.values():
                 lines += [*setting.above, setting.text or f"{before_setting}{setting.key} = {setting.value}\n"]
             lines += section.below

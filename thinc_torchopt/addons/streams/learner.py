@@ -64,9 +64,8 @@ from .records import (
     without_half_line,
 )
 from .scores import StreamScores, pack, unpack
-from .settings import LearnSettings
 from .source import Line, LineReader, Place
-from .state import VERSION, LearnerState, LogRow, StreamProgress, TextBlock, append_rows, trim
+from .state import VERSION, LearnerState, LearnSettings, LogRow, StreamProgress, TextBlock, append_rows, trim
 from .teaching import TEACHER, AnnotatedTexts, StreamTeacher, Teaches
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
