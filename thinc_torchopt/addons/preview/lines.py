@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
@@ -24,7 +25,7 @@ from ..fine_tuning import (
     transformers_of,
 )
 from ..online import describe as describe_layers
-from .params import ParamRow, TableData, sums_by_component
+from .params import ParamRow, TableData
 
 # Label and text.
 Line = tuple[str, str]
@@ -53,11 +54,10 @@ def _trained(rows: Sequence[ParamRow]) -> str:
     trained = [row for row in rows if row.frozen_until is not None]
     if not trained:
         return "Nothing."
-    parts = [
-        f"{found['component']} {found['trained_size']:,}"
-        for found in sums_by_component(list(rows))
-        if found["trained_size"]
-    ]
+    sizes: Counter[str] = Counter()
+    for row in trained:
+        sizes[row.component] += row.size
+    parts = [f"{component} {size:,}" for component, size in sizes.items() if size]
     where = " and ".join(sorted({"the CPU" if row.device == "cpu" else row.device for row in trained}))
     return (
         f"{sum(row.size for row in trained):,} numbers in {count(len(trained), 'param')} on {where}: "
