@@ -107,7 +107,7 @@ class ParamTable:
 
     def _table(self) -> TableData:
         several = len({row.algorithm for row in self.rows} - {None}) > 1
-        rates = self._rates
+        rates = ["rate"] if self.steps is None else ["rate", f"at step {self.steps}"]
         return TableData(
             ["name", "shape", "size", "device", "kind", "group", *["algorithm"] * several, *rates, "decay", "frozen"],
             [
@@ -119,7 +119,7 @@ class ParamTable:
                     row.kind,
                     row.group or "-",
                     *[row.algorithm or "-"] * several,
-                    *self._rates_of(row.learn_rate, row.learn_rate_at_steps),
+                    *[short(row.learn_rate), short(row.learn_rate_at_steps)][: len(rates)],
                     short(row.weight_decay),
                     row.frozen or "",
                 ]

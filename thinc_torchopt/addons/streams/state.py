@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,13 +15,20 @@ from typing import Any, Literal
 import torch
 
 from ...core.checks import Section
-from ...core.schema import AnyNumber, Count, NotNegative, Whole
+from ...core.errors import StateError
+from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
+from ...core.state import clear_leftovers, read_folder, replacing, write_folder
+from ...core.words import count, listed
+from ...loop.checkpoint_folder import resumable
 from ...loop.label_conflicts import ComparedTexts
 from ...loop.model_state import SavedPipeline
+from ...loop.run_lock import RunLock
 from .records import Memory
 from .source import Place
-from .teaching import AnnotatedTexts
+from .teaching import TEACHER, AnnotatedTexts
 
+STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
+VERSION = 6
 _COMMAND = Section("spacy torchopt learn")
 
 
@@ -72,9 +80,6 @@ class LearnSettings:
         kept = {"--batch-size": self.batch_size, "--replay": self.replay, "--memory": self.replay and self.memory}
         kept["--teacher"] = self.teacher
         return {name: str(value) for name, value in kept.items()}
-
-
-VERSION = 6
 
 
 @dataclass
@@ -163,16 +168,79 @@ class LogRow:
     is_last: bool = False
 
 
-def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Append rows to a file. RETURNS (int): Its size now, in bytes. RAISES (OSError): It can't be written."""
-    with path.open("ab") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows).encode("utf8"))
-        file.flush()
-        os.fsync(file.fileno())  # the state that has its size comes after it
-        return file.tell()
+class LearnerFolder:
+    """The output of a run, which is locked until `release`.
 
+    path (Path): The folder.
+    RAISES (StateError): Another run uses it.
 
-def trim(path: Path, size: int) -> None:
-    """Remove the rows that were appended since a file had a size. RAISES (OSError): It can't be written."""
-    if path.exists() and path.stat().st_size > size:
-        os.truncate(path, size)
+    Public: `saved_texts` (how many were learned before the last save).
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.saved_texts = 0
+        self._lock = RunLock(path, what="what is learned", setting="--output")
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """RAISES (StateError): Inside, something could not be written; or another run has the folder."""
+        try:
+            self._lock.check()
+            yield
+        except OSError as error:
+            raise StateError(
+                f"Can't save in '{self._path}': {type(error).__name__}: {error}. The last save was after "
+                f"{count(self.saved_texts, 'text')}. When the disk has space, run the same command to go on from there."
+            ) from error
+
+    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Append rows to a file. RETURNS (int): Its size now, in bytes. RAISES (StateError): It can't be written."""
+        with self.writing(), (self._path / name).open("ab") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows).encode("utf8"))
+            file.flush()
+            os.fsync(file.fileno())  # the state that has its size comes after it
+            return file.tell()
+
+    def trim(self, sizes: Mapping[str, int]) -> None:
+        """Remove the rows that came after files had these sizes. RAISES (StateError): They can't be written."""
+        with self.writing():
+            for path, size in ((self._path / name, sizes.get(name, 0)) for name in (LOG, REJECTED)):
+                if path.exists() and path.stat().st_size > size:
+                    os.truncate(path, size)
+
+    def save(self, state: LearnerState, write_pipeline: Callable[[Path], None]) -> None:
+        """Save a state, then the pipeline. RAISES (StateError): It can't be written. What was saved before is kept."""
+        with self.writing():
+            write_folder(self._path / STATE, write(state))
+            with replacing(self._path / LAST) as unfinished:
+                write_pipeline(unfinished)
+        self.saved_texts = state.progress.texts
+
+    def read(self) -> LearnerState | None:
+        """Read the state of an earlier run.
+
+        RETURNS (LearnerState | None): None: there is none, or that of its start, before it read anything.
+        RAISES (StateError): It is damaged; or there is none, but other files that the run would overwrite.
+        """
+        cant = f"Can't write what is learned to '{self._path}':"
+        clear_leftovers(self._path, STATE)
+        for folder in (self._path, self._path / STATE):
+            if resumable(folder):
+                raise StateError(f"{cant} the checkpoints of a training are in '{folder}'. Give another --output.")
+        if not (self._path / STATE).exists():
+            ours = (STATE, LAST, LOG, REJECTED, TEACHER)
+            if found := [name for name in ours if os.path.lexists(self._path / name)]:
+                raise StateError(
+                    f"{cant} {listed(found)} {'is' if len(found) == 1 else 'are'} there without the state of an "
+                    "earlier run, and would be overwritten. Give another --output."
+                )
+            return None
+        what = f"the stream in '{self._path}'"
+        check_version(content := read_folder(self._path / STATE), VERSION, what)
+        saved = read(LearnerState, content, what)
+        return None if saved.progress.place == Place() else saved
