@@ -28,7 +28,7 @@ from thinc.api import Optimizer
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.fine_tuning import transformers_of
-from thinc_torchopt.addons.recipes.config_text import ConfigText
+from thinc_torchopt.addons.recipes.config_text import ConfigText, with_settings
 from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, MOST_EPOCHS, find_end, words_of_batches
 from thinc_torchopt.addons.recipes.recipes import Recipe
 from thinc_torchopt.addons.recipes.rewrite import not_written, rewrite, with_fast_products, with_log
@@ -193,6 +193,21 @@ def test_init_drop_in_changes_one_word(tmp_path):
     changed = [line for line in difflib.ndiff(OWN.splitlines(), new.splitlines()) if line[0] in "+-"]
     assert [line for line in changed if line[0] == "-"] == ['- @optimizers = "Adam.v1"']
     assert '+ @optimizers = "thinc-torchopt.Adam.v1"' in changed
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["settings", "headers too"])
+@pytest.mark.parametrize("recipe", [None, *KEEPING], ids=str)
+def test_init_keeps_the_indentation(recipe, whole, tmp_path):
+    """A setting with less white space before it would take those below as a part of it."""
+
+    def change(text):
+        new = with_settings(text, {"training.dropout": 0.3, "training.optimizer.new.value": 1})
+        return new if recipe is None else rewrite(text, tmp_path / "c.cfg", recipe, "state", {})[1]
+
+    lines = OWN.splitlines(keepends=True)
+    indented = "".join(f"  {line}" if line.strip() and (whole or line[0] != "[") else line for line in lines)
+    found, expected = (Config().from_str(change(text), interpolate=False) for text in (indented, OWN))
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ def params(
 ) -> None:
     """
     List every param, with its group and learning rate. Shows name, shape, size, device, kind, group, learning rate,
-    weight decay, and whether the param is frozen; totals by group and component; patterns in the config that match
-    nothing. The pipeline is built and initialized as in `spacy train`, so pass the same overrides, such as
-    --paths.train train.spacy. A trained pipeline is loaded instead. Nothing is trained or written.
+    weight decay, and whether the param is frozen; patterns in the config that match nothing. The pipeline is built and
+    initialized as in `spacy train`, so pass the same overrides, such as --paths.train train.spacy. A trained pipeline
+    is loaded instead. Nothing is trained or written.
     """
     with errors_shown(as_json=as_json):
         found = list_params(config_path, read_overrides(ctx.args, code_path), steps=steps, gpu_id=use_gpu)

@@ -28,6 +28,7 @@ from ..core.errors import ConfigError
 from ..core.host import new_edit_trees
 from ..core.kinds import Annotations, Categories, Entities, Kind, OneCategory, Spans, Trees, kind_in, survey
 from ..core.words import count
+from .data_stream import batcher_of
 from .random_state import preserved_random
 
 if TYPE_CHECKING:
@@ -515,15 +516,14 @@ def texts_in_no_batch(facts: Facts) -> Iterator[Found]:
     train = facts.train
     if train is None or not train.examples:
         return
-    block = facts.training["batcher"]
     with preserved_random():  # one of the user may draw numbers
         try:
-            batcher = registry.resolve({"batcher": block})["batcher"]
+            batcher = batcher_of(facts.nlp, facts.training)
             in_batches = sum(len(example.reference) for batch in batcher(iter(train.examples)) for example in batch)
         except ConfigError as error:
             yield Finding("stops", str(error))
             return
-    leaves_out = block.get("discard_oversize") is True
+    leaves_out = facts.training["batcher"].get("discard_oversize") is True
     if not in_batches:
         yield Finding("stops", no_batch(train.name, leaves_out=leaves_out))
     elif leaves_out and train.is_whole and (left := train.words - in_batches):

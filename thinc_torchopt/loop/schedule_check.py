@@ -21,6 +21,7 @@ from ..core.schedules import with_end
 from ..core.types import ParamInfo
 from ..core.words import count, plain
 from .data_check import Facts, Finding, Found
+from .data_stream import batcher_of
 from .random_state import preserved_random
 
 # The learning rates of each param group, step by step.
@@ -78,10 +79,11 @@ def _rates(value: Any, steps: int) -> list[float]:
     return [float(rate) for rate in islice(with_end(value, steps), steps)]
 
 
-def last_step(training: Mapping[str, Any], examples: Sequence[Example], processes: int = 1) -> int:
+def last_step(nlp: Language, training: Mapping[str, Any], examples: Sequence[Example], processes: int = 1) -> int:
     """The last step of a training. If epochs limit it, their batches are counted, in the order of the corpus.
 
-    training (Mapping): [training], interpolated. examples (Sequence[Example]): The training data. Empty: streamed.
+    nlp (Language): The pipeline. training (Mapping): [training], interpolated.
+    examples (Sequence[Example]): The training data. Empty: streamed.
     processes (int): Each step takes a batch for each, and fewer at the end of an epoch.
     RETURNS (int): 0: it is unknown.
     """
@@ -89,7 +91,7 @@ def last_step(training: Mapping[str, Any], examples: Sequence[Example], processe
     if epochs <= 0 or not examples:
         return int(end)
     with preserved_random():  # one of the user may draw numbers
-        batcher = registry.resolve({"batcher": training["batcher"]})["batcher"]
+        batcher = batcher_of(nlp, training)
         steps = (first for _ in range(epochs) for first in islice(batcher(examples), 0, None, processes))
         counted = sum(1 for _ in islice(steps, end + 1 if end else _MOST_STEPS))
     return max(0, counted - 1)

@@ -120,7 +120,7 @@ class TrainingCheck:
         if reader is not None and (isinstance(reader, ReadOnce) or can_be_kept(reader)):
             with preserved_random():
                 dev = Corpus(training["dev_corpus"], [*reader(nlp)])
-        last = settings.last_step(training, examples, processes)
+        last = settings.last_step(nlp, training, examples, processes)
         self._tell(check(replace(self._facts, dev=dev, optimizer=self._optimizer, last=last)))
         return self._evaluate if dev is not None or reader is None else self._evaluation_watching(reader)
 
