@@ -37,6 +37,7 @@ from ._command import CODE
 from ._from_pipeline import make_from
 from ._new_config import NewConfig, Wish, make
 from ._screen import errors_shown
+from .convert import MISALIGNED_OPTION, checked
 from ._setup import config_errors_shown, read_overrides
 
 _RECIPES = Recipe.names()
@@ -81,6 +82,7 @@ def init(
         None, "--old", help="With --from: texts with the pipeline's old labels, to learn beside the new ones"
     ),
     old_dev: Optional[Path] = Opt(None, "--old-dev", help="With --from: texts with the old labels, to evaluate on"),
+    misaligned: str = MISALIGNED_OPTION,
     force: bool = Opt(False, "--force", "-F", help="Write a new config over an existing file"),
     log_path: Optional[Path] = Opt(
         None, "--log", help="File for a log of each step, for spacy torchopt report", dir_okay=False
@@ -115,6 +117,7 @@ def init(
             paths = {name: overrides.pop(f"paths.{name}", None) for name in ("old", "old_dev")}
             wish = Wish(lang, gpu, pretrained, recipes, split, log_path, overrides)
             wish.teacher, wish.texts, wish.share = teacher, texts, share
+            wish.misaligned = checked(misaligned)
             wish.source, wish.old, wish.old_dev = source, old or paths["old"], old_dev or paths["old_dev"]
             _check_wish(wish)
             new = _make_new(config_path, wish, force=force, to_stdout=to_stdout)
