@@ -35,7 +35,7 @@ def read_docs(nlp: Language, path: Path, misaligned: Misaligned = "expand") -> t
     told = Told(form)
     docs = docs_of(nlp, rows, told, misaligned)
     if not told.annotated:
-        raise ConfigError(f"Can't use '{path}': expected annotated texts, found none. " + " ".join(told_in_words(told)))
+        raise ConfigError(f"Can't use '{path}': expected annotated texts, found none. " + " ".join(told.lines()))
     return docs, told
 
 

@@ -70,9 +70,10 @@ def docs_of(nlp: Language, rows: Iterable[Row], told: Told, misaligned: Misalign
     """
     used = [row for row in rows if _is_used(row, told)]
     classes = sorted(set[str]().union(*(row.classes or () for row in used)))
-    made = [
-        (row, doc, _marked(row, doc, told, misaligned)) for row in used if (doc := _doc(nlp, row, told)) is not None
-    ]
+    is_utf16, made = _counts_in_utf16(used), []
+    for row in used:
+        if (doc := _doc(nlp, row, told)) is not None:
+            made.append((row, doc, _marked(row, doc, told, misaligned, is_utf16)))
     of_texts = [list(dict.fromkeys(spans)) for _, _, spans in made if spans is not None]
     overlapping = sum(len(spans) - len(filter_spans(spans)) for spans in of_texts)
     are_meant = overlapping > _OVERLAPPING * sum(map(len, of_texts))
@@ -125,21 +126,21 @@ def _doc(nlp: Language, row: Row, told: Told) -> Doc | None:
         return None
 
 
-def _marked(row: Row, doc: Doc, told: Told, misaligned: Misaligned) -> list[Span] | None:
+def _marked(row: Row, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bool) -> list[Span] | None:
     """The spans of a text. None: it is not annotated with any."""
     if row.tags is not None:
         return [Span(doc, start, end, label) for start, end, label in spans_of(row.tags)]
     if row.marks is None:
         return None
-    found = [_span(mark, doc, told, misaligned) for mark in row.marks]
+    found = [_span(mark, doc, told, misaligned, is_utf16) for mark in row.marks]
     return [span for span in found if span is not None]
 
 
-def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned) -> Span | None:
+def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bool) -> Span | None:
     text, shown = doc.text, f"{mark.start} to {mark.end}, {mark.label}"
     if not mark.label:
         return told.note("spans without a label", shown)
-    place = _place(mark, text)
+    place = _place(mark, text, is_utf16)
     if place is None:
         return told.note("spans beyond the text", shown)
     start, end = place
@@ -163,17 +164,29 @@ def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned) -> Span | No
     return span
 
 
-def _place(mark: Mark, text: str) -> tuple[int, int] | None:
-    """Where a span begins and ends, in characters: browsers count those outside of Unicode's first plane twice."""
+def _place(mark: Mark, text: str, is_utf16: bool) -> tuple[int, int] | None:
+    """The first character of a span, and the one behind its last. None: they are not in the text."""
     start, end = mark.start, mark.end
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in (start, end)) or not 0 <= start < end:
         return None
-    if mark.text is not None and text[start:end] != mark.text:
+    if is_utf16:
         units = text.encode("utf-16-le", "surrogatepass")
-        if units[2 * start : 2 * end].decode("utf-16-le", "replace") == mark.text:
-            start = len(units[: 2 * start].decode("utf-16-le", "replace"))
-            end = start + len(mark.text)
+        start, end = (len(units[: 2 * place].decode("utf-16-le", "replace")) for place in (start, end))
     return (start, end) if end <= len(text) else None
+
+
+def _counts_in_utf16(rows: Iterable[Row]) -> bool:
+    """Whether a file counts characters as browsers do: those outside of Unicode's first plane twice. It is seen where
+    the file has the characters of its spans, too.
+    """
+    in_text, in_units = 0, 0
+    for row in rows:
+        for mark in row.marks or ():
+            if mark.text is not None and not row.text.isascii():
+                places = (_place(mark, row.text, is_utf16) for is_utf16 in (False, True))
+                one, other = (place is not None and row.text[slice(*place)] == mark.text for place in places)
+                in_text, in_units = in_text + one, in_units + other
+    return in_units > in_text
 
 
 def _note_duplicates(doc: Doc, seen: dict[str, list[Any]], told: Told) -> None:

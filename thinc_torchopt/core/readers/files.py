@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import json
 import zipfile
 import zlib
@@ -125,23 +126,25 @@ def _contents_of(path: Path) -> Iterator[tuple[str, bytes]]:
     name = path.as_posix()
     try:
         with path.open("rb") as file:
-            start = file.read(4)
-            file.seek(0)
-            if start == b"PK\x03\x04":
+            if file.read(4) == b"PK\x03\x04":
                 with zipfile.ZipFile(file) as archive:
                     for info in sorted(archive.infolist(), key=lambda one: one.filename):
                         if not info.is_dir() and not _is_hidden(info.filename):
                             with archive.open(info) as opened:
-                                yield f"{name}/{info.filename}", _bounded(opened, name)
+                                yield f"{name}/{info.filename}", _read(opened, name)
             else:
-                yield name, _bounded(gzip.open(file) if start[:2] == b"\x1f\x8b" else file, name)
+                file.seek(0)
+                yield name, _read(file, name)
     except _DAMAGED as error:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ConfigError(f"Can't read '{path}': {said.rstrip('.')}. Is the file damaged, or cut off?") from error
 
 
-def _bounded(file: IO[bytes] | gzip.GzipFile, path: str) -> bytes:
+def _read(file: IO[bytes], path: str) -> bytes:
+    """Read a file, and unpack it if it is compressed."""
     content = file.read(_MOST_OF_FILE + 1)
+    if content[:2] == b"\x1f\x8b":
+        content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(_MOST_OF_FILE + 1)
     if len(content) > _MOST_OF_FILE:
         raise _too_large(path, _MOST_OF_FILE)
     return content

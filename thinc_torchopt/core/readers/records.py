@@ -22,18 +22,8 @@ from .files import File
 from .rows import OF_ENTITIES, Mark, Row
 
 # The keys of annotations, but for those that only spaCy has.
-_ANNOTATIONS: Final = (
-    "spans",
-    "entities",
-    "label",
-    "labels",
-    "cats",
-    "category",
-    "ner_tags",
-    "ner",
-    "tags",
-    "pos_tags",
-)
+_OF_TEXTS: Final = ("label", "labels", "cats", "category")
+_ANNOTATIONS: Final = ("spans", "entities", *_OF_TEXTS, "ner_tags", "ner", "tags", "pos_tags")
 # SOURCE: `Example.from_dict`.
 _OF_SPACY: Final = ("pos", "morphs", "lemmas", "heads", "deps", "sent_starts", "links")
 _NESTED: Final = ("doc_annotation", "token_annotation")
