@@ -38,9 +38,7 @@ def as_binary(nlp: Language, path: str, misaligned: Misaligned) -> tuple[str, li
     return str(output), [f"Converted {path} to {output}.", *told]
 
 
-def convert_texts(
-    nlp: Language, path: Path, output: Path, misaligned: Misaligned, *, force: bool = False
-) -> list[str]:
+def convert_texts(nlp: Language, path: Path, output: Path, misaligned: Misaligned, *, force: bool = False) -> list[str]:
     """Write the texts of a file of any known form in spaCy's binary format.
 
     force (bool): Also over a file that was not converted from there.

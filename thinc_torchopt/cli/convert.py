@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import typer
 from typer import Argument as Arg
 from typer import Option as Opt
 from wasabi.printer import Printer
@@ -24,7 +23,9 @@ MISALIGNED_OPTION = Opt(
 def convert(
     input_path: Path = Arg(..., help="A file of texts with annotations, or a folder or archive of them"),
     output_path: Path = Arg(..., help="The .spacy file to write"),
-    lang: str = Opt("xx", "--lang", "-l", help="Code of the texts' language, whose tokenizer cuts them: en; xx for any"),
+    lang: str = Opt(
+        "xx", "--lang", "-l", help="Code of the texts' language, whose tokenizer cuts them: en; xx for any"
+    ),
     misaligned: str = MISALIGNED_OPTION,
     force: bool = Opt(False, "--force", "-F", help="Write over a file that was not made from the input"),
 ) -> None:
