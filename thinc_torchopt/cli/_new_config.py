@@ -51,8 +51,8 @@ CACHE = "training/taught"
 _SHARE = 2.0
 _PATHS = ("paths.train", "paths.dev")
 _NO_LANGUAGE = (
-    "Can't make a config: expected the language of the texts, found none. Name it: --lang en for English, --lang xx for "
-    "any or several."
+    "Can't make a config: expected the language of the texts, found none. Name it: --lang en for English, --lang xx "
+    "for any or several."
 )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from spacy.language import Language
 from spacy.tokens import Doc, DocBin
 
+from ..addons.recipes import blank_pipeline
 from ..core.errors import ConfigError
 from ..core.readers import Misaligned, read_docs
 from ..core.state import replacing
 from ..loop.progress_bars import show_activity
+from ._setup import load_config
 
 _FOLDER = Path("corpus")
 # In the first text of a file: it was converted from there.
@@ -38,6 +41,21 @@ def as_binary(nlp: Language, path: str, misaligned: Misaligned) -> tuple[str, li
     return str(output), [f"Converted {path} to {output}.", *told]
 
 
+def convert_overrides(config_path: Path, overrides: dict[str, Any]) -> list[str]:
+    """Convert the corpora that a command line names, as `as_binary` does, and replace their paths.
+
+    RETURNS (list[str]): What was found, in words.
+    """
+    told = []
+    for name in ("paths.train", "paths.dev"):
+        given = overrides.get(name)
+        if isinstance(given, str) and not is_binary(given):
+            lang = load_config(config_path, overrides)["nlp"]["lang"]
+            overrides[name], lines = as_binary(blank_pipeline(lang, {}), given, "expand")
+            told += lines
+    return told
+
+
 def convert_texts(nlp: Language, path: Path, output: Path, misaligned: Misaligned, *, force: bool = False) -> list[str]:
     """Write the texts of a file of any known form in spaCy's binary format.
 
@@ -50,8 +68,8 @@ def convert_texts(nlp: Language, path: Path, output: Path, misaligned: Misaligne
     source = str(path.resolve())
     if output.exists() and not force and _source_of(output, nlp) != source:
         raise ConfigError(
-            f"Can't write '{output}': it already exists, and was not made from '{path}'. Move it away, or convert under "
-            f"another name: spacy torchopt convert {path} NAME.spacy."
+            f"Can't write '{output}': it already exists, and was not made from '{path}'. Move it away, or convert "
+            f"under another name: spacy torchopt convert {path} NAME.spacy."
         )
     docs[0].user_data[_SOURCE] = source
     try:

@@ -24,7 +24,7 @@ def convert(
     input_path: Path = Arg(..., help="A file of texts with annotations, or a folder or archive of them"),
     output_path: Path = Arg(..., help="The .spacy file to write"),
     lang: str = Opt(
-        "xx", "--lang", "-l", help="Code of the texts' language, whose tokenizer cuts them: en; xx for any"
+        "xx", "--lang", "-l", help="Code of the texts' language, which says how they are cut: en; xx for any"
     ),
     misaligned: str = MISALIGNED_OPTION,
     force: bool = Opt(False, "--force", "-F", help="Write over a file that was not made from the input"),

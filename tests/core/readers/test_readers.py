@@ -251,7 +251,7 @@ CLASSES = {
 @settings(max_examples=25)
 @given(corpora)
 def test_readers_keep_classes(form, tmp_path_factory, corpus):
-    rows = list(dict((" ".join(words), label) for words, _, label in corpus).items())
+    rows = list({" ".join(words): label for words, _, label in corpus}.items())
     if form == "flags":
         rows = [(f"text {i}", label) for i, (_, label) in enumerate(rows)]
     path = tmp_path_factory.mktemp("x") / "texts"
@@ -316,7 +316,7 @@ def test_readers_keep_the_longest_of_few_overlapping_spans(tmp_path):
 
 def test_readers_of_numbers_for_names(tmp_path):
     row = lines([{"tokens": ["Anna", "flew"], "ner_tags": [1, 0]}])
-    with pytest.raises(ConfigError, match="expected names in 'ner_tags', found numbers.*dataset_info.json"):
+    with pytest.raises(ConfigError, match=r"expected names in 'ner_tags', found numbers.*dataset_info\.json"):
         read(tmp_path, row)
     about = {"features": {"ner_tags": {"feature": {"names": ["O", "B-PER"]}, "_type": "Sequence"}}}
     (tmp_path / "dataset_info.json").write_text(json.dumps(about))
@@ -400,7 +400,7 @@ def test_files_that_are_too_large(tmp_path, monkeypatch):
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(3_000_000)))
     (tmp_path / "long").write_bytes(b"x" * 3_000_000)
     for name in ("bomb.zip", "bomb.gz", "long"):
-        with pytest.raises(ConfigError, match="expected at most 2 MB, found more. Divide it"):
+        with pytest.raises(ConfigError, match="expected at most 2 MB, found more"):
             read_docs(NLP, tmp_path / name)
     with pytest.raises(ConfigError, match="there is no such file"):
         read_docs(NLP, tmp_path / "none")
@@ -416,6 +416,6 @@ def test_texts_is_a_reader_of_files_that_grow(tmp_path):
     assert [[token.text for token in example.predicted] for example in examples][1] == ["a", "b"]
     assert examples[0].reference.ents[0].label_ == "PER" and not examples[0].predicted.ents
     with pytest.raises(
-        ConfigError, match="Can't set 'misaligned' in .corpora.: expected 'expand', 'contract' or 'drop'"
+        ConfigError, match="'misaligned' in the block of 'thinc-torchopt.Texts.v1': expected 'expand', "
     ):
         Texts(str(path), misaligned="x")

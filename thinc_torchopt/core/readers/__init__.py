@@ -18,10 +18,10 @@ from ..checks import Section
 from ..errors import ConfigError
 from .docs import MISALIGNED, Misaligned, Told, docs_of
 from .forms import rows_at
+from .records import is_record, read_record
+from .rows import Row
 
-__all__ = ["Texts", "Told", "read_docs", "told_in_words"]
-
-_TEXTS = Section("[corpora]")
+_TEXTS = Section("the block of 'thinc-torchopt.Texts.v1'")
 
 
 def read_docs(nlp: Language, path: Path, misaligned: Misaligned = "expand") -> tuple[list[Doc], Told]:

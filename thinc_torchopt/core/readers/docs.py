@@ -139,10 +139,12 @@ def _marked(row: Row, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bo
 def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bool) -> Span | None:
     text, shown = doc.text, f"{mark.start} to {mark.end}, {mark.label}"
     if not mark.label:
-        return told.note("spans without a label", shown)
+        told.note("spans without a label", shown)
+        return None
     place = _place(mark, text, is_utf16)
     if place is None:
-        return told.note("spans beyond the text", shown)
+        told.note("spans beyond the text", shown)
+        return None
     start, end = place
     if mark.text is not None and text[start:end] != mark.text:
         told.note(
@@ -154,7 +156,8 @@ def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bo
     while start < end and text[end - 1].isspace():
         end -= 1
     if start == end:
-        return told.note("spans of white space alone", shown)
+        told.note("spans of white space alone", shown)
+        return None
     span = doc.char_span(start, end, label=mark.label)
     if span is None:
         if misaligned != "drop":

@@ -83,8 +83,8 @@ class File:
                 return found
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"Can't read '{self.path}': expected JSON in line {number:,}, found {line.strip()[:60]!r} ({error}). Is "
-                "the file cut off? Repair the line, or take it out."
+                f"Can't read '{self.path}': expected JSON in line {number:,}, found {line.strip()[:60]!r} ({error}). "
+                "Is the file cut off? Repair the line, or take it out."
             ) from None
 
 

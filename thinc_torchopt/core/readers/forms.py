@@ -39,7 +39,7 @@ FORMS: Final = (
     Form("spaCy's binary format", "a .spacy file", tables.is_binary, tables.read_binary),
     Form(
         "JSON objects",
-        "a 'text' with 'spans', 'entities', 'label', 'labels', 'accept' or 'cats'; or 'tokens' with 'ner_tags' or 'tags'",
+        "a 'text' with 'spans', 'entities', 'label', 'labels', 'accept' or 'cats'; 'tokens' with 'ner_tags' or 'tags'",
         records.is_record,
         _of_record,
         of_values=True,
@@ -95,7 +95,12 @@ def _form_of(file: File) -> Form | None:
 def _rows_of_values(file: File, form: Form) -> Iterator[Row]:
     for place, value in file.records:
         if form.fits(value):
-            yield from form.read(value, place, file)
+            try:
+                yield from form.read(value, place, file)
+            except ConfigError:
+                raise
+            except Exception as error:  # another program may have written anything
+                yield Row(f"{place}: {type(error).__name__}: {error}", left_out="texts that can't be read")
         else:
             yield Row(place, left_out="texts of another form, or without a text")
 
@@ -109,6 +114,6 @@ def _no_form(file: File) -> str:
     nearest = sorted(looked, key=lambda form: -sum(key in form.wants for key in keys))[:3]
     found = f"the keys {', '.join(sorted(keys)[:8])}" if file.records and keys else repr(here.strip()[:60])
     return (
-        f"Can't read '{file.path}': expected texts with annotations in a form that is known, found {found}. The nearest: "
-        f"{'; '.join(f'{form.name} ({form.wants})' for form in nearest)}. All are in docs/formats.md."
+        f"Can't read '{file.path}': expected texts with annotations in a form that is known, found {found}. The "
+        f"nearest: {'; '.join(f'{form.name} ({form.wants})' for form in nearest)}. All are in docs/formats.md."
     )

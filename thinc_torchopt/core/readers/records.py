@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from spacy.training.converters import json_to_docs
+from spacy.training.converters.json_to_docs import json_to_docs
 
 from ..errors import ConfigError
 from .files import File
@@ -58,7 +58,7 @@ def read_record(record: Mapping[str, Any], place: str, file: File | None = None)
         row.classes, row.given["cats"] = None, {label: float(answer == "accept")}  # a question with yes or no
         row.left_out *= answer != "reject"
     if isinstance(accepted := record.get("accept"), list):
-        names = [one["id"] for one in record.get("options") or () if isinstance(one, dict)] or accepted
+        names = [one.get("id") for one in record.get("options") or () if isinstance(one, dict)] or accepted
         row.given["cats"] = {str(name): float(name in accepted) for name in names}
     known = {*_ANNOTATIONS, *_OF_SPACY, *_NESTED, *_BESIDE}
     row.unused = [key for key, value in record.items() if key not in known and key[:1] != "_" and value not in ([], {})]
@@ -83,18 +83,18 @@ def _read_value(row: Row, key: str, value: Any, file: File | None) -> None:
     """Take what a value says into a row."""
     values = value if isinstance(value, list) else [value]
     kinds = set(map(type, values))
-    if isinstance(value, list) and kinds <= {dict, list, tuple}:
+    if values is value and kinds <= {dict, list, tuple}:
         row.marks = [_mark(one) for one in value]
-    elif isinstance(value, dict) or (row.words is None and key not in _OF_TEXTS):
-        row.given[key] = value  # spaCy's: "cats", "spans", and tags of its own tokens
-    elif row.words is not None and isinstance(value, list):
+    elif values is value and kinds <= {str, int} and row.words is not None and key != "entities":
         tags = _names(value, key, file)
         if all(map(OF_ENTITIES.fullmatch, tags)) and row.tags is None:
             row.tags = tags
         elif row.pos is None:
             row.pos = tags
-    elif kinds <= {str, int}:
+    elif kinds <= {str, int} and key in _OF_TEXTS and (values is value or key != "cats"):
         row.classes = set(_names(values, key, file, must=False))
+    else:
+        row.given[key] = value  # spaCy's own forms
 
 
 def _mark(found: Any) -> Mark:
@@ -119,8 +119,8 @@ def _names(values: list[Any], key: str, file: File | None, *, must: bool = True)
         return [str(found[value]) if isinstance(value, int) and 0 <= value < len(found) else "" for value in values]
     if must:
         raise ConfigError(
-            f"Can't read '{file.path if file else 'the stream'}': expected names in '{key}', found numbers. Put the data "
-            "set's dataset_info.json, which has their names, beside the file; or write the names."
+            f"Can't read '{file.path if file else 'the stream'}': expected names in '{key}', found numbers. Put the "
+            "data set's dataset_info.json, which has their names, beside the file; or write the names."
         )
     return [str(value) for value in values]
 

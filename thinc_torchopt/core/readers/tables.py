@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from spacy.tokens import DocBin
-from spacy.training.converters import conllu_to_docs
+from spacy.training.converters.conllu_to_docs import conllu_to_docs
 from spacy.vocab import Vocab
 
 from ..errors import ConfigError
@@ -127,19 +127,18 @@ def read_columns(file: File) -> Iterator[Row]:
     lines = _columns_of(file)
     width = _width(lines)
     has_documents = any(fields[:1] == [_DOCUMENT] for fields in lines)
-    row, tags, starts = Row("line 1", words=[]), list[str](), list[int]()
+    begin, words, tags, starts = 1, list[str](), list[str](), list[int]()
     for i, fields in enumerate([*lines, [], [_DOCUMENT]], start=1):
         is_document = fields[:1] == [_DOCUMENT]
-        assert row.words is not None
-        if row.words and (is_document or not (fields or has_documents)):
+        if words and (is_document or not (fields or has_documents)):
+            row = Row(f"line {begin:,}", words=words, unused=[f"column {k}" for k in range(2, width)])
             row.tags, row.pos = (tags, None) if all(map(is_tag, tags)) else (None, tags)
-            row.unused = [f"column {k}" for k in range(2, width)]
-            row.given = {"sent_starts": [*starts]} if starts.count(1) > 1 else {}
+            row.given = {"sent_starts": starts} if starts.count(1) > 1 else {}
             yield row
-            row, tags, starts = Row(f"line {i + 1:,}", words=[]), [], []
+            begin, words, tags, starts = i + 1, [], [], []
         elif fields and not is_document and len(fields) == width:
-            starts.append(-1 if row.words and lines[i - 2] else 1)
-            row.words.append(fields[0])
+            starts.append(-1 if words and lines[i - 2] else 1)
+            words.append(fields[0])
             tags.append(fields[-1].strip())
         elif fields and not is_document and not fields[0].startswith("#"):
             raise ConfigError(
@@ -192,7 +191,7 @@ def read_brat(file: File) -> Iterator[Row]:
         key, _, rest = line.partition("\t")
         label, *numbers = rest.partition("\t")[0].split(" ")
         if key[0] == "T" and len(numbers) == 2:
-            row.marks.append(Mark(*map(_number, numbers), label, rest.partition("\t")[2]))
+            row.marks.append(Mark(_number(numbers[0]), _number(numbers[1]), label, rest.partition("\t")[2]))
         else:
             unused.append("entities in several parts" if key[0] == "T" else f"lines that begin with {key[0]}")
     row.unused = unused
