@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from spacy import util
 from spacy.language import Language
 from spacy.tokens import Doc, DocBin
 
 from ..addons.recipes import blank_pipeline
 from ..core.errors import ConfigError
+from ..core.host_errors import plain_errors
 from ..core.readers import Misaligned, read_docs
 from ..core.state import replacing
 from ..loop.progress_bars import show_activity
-from ._setup import load_config
 
 _FOLDER = Path("corpus")
 # In the first text of a file: it was converted from there.
@@ -50,7 +51,8 @@ def convert_overrides(config_path: Path, overrides: dict[str, Any]) -> list[str]
     for name in ("paths.train", "paths.dev"):
         given = overrides.get(name)
         if isinstance(given, str) and not is_binary(given):
-            lang = load_config(config_path, overrides)["nlp"]["lang"]
+            with plain_errors(path=config_path):
+                lang = util.load_config(config_path, interpolate=False)["nlp"]["lang"]
             overrides[name], lines = as_binary(blank_pipeline(lang, {}), given, "expand")
             told += lines
     return told

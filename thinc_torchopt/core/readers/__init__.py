@@ -45,10 +45,11 @@ def Texts(path: str, misaligned: Misaligned = "expand") -> Callable[[Language], 
     path (str): A file, a folder or an archive.
     misaligned ("expand" | "contract" | "drop"): For spans that begin or end within a token.
     """
+    file = _TEXTS.file("path", path, "the path of a file, a folder or an archive")
     choice: Any = _TEXTS.choice("misaligned", misaligned, MISALIGNED)
 
     def read(nlp: Language) -> Iterator[Example]:
-        for doc in read_docs(nlp, Path(path), choice)[0]:
+        for doc in read_docs(nlp, file, choice)[0]:
             if doc.has_unknown_spaces:
                 predicted = Doc(nlp.vocab, words=[token.text for token in doc])
             else:
