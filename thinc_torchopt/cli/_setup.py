@@ -12,11 +12,10 @@ from spacy import util
 
 from ..addons.recipes import ConfigSource
 from ..addons.recipes import open_source as open_config
-from ..core.config_checks import check_gpu
+from ..core.config_checks import check_config_file, check_gpu
 from ..core.host import cli_util
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
-from ..core.text_files import check_config_file
 from ..loop.setup import Setup
 from ..loop.setup import build as build_setup
 

@@ -11,9 +11,9 @@ from typing import Any
 from confection import Config
 from spacy import util
 
+from ...core.config_checks import decode
 from ...core.errors import ConfigError
 from ...core.state import write_text
-from ...core.text_files import decode
 from ...loop.setup import AnyConfig, checked_overrides, config_errors, path_of
 from .config_text import cut_section, with_settings
 

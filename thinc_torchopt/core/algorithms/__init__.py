@@ -16,7 +16,6 @@ from .algorithm import (
     small_matrix,
 )
 from .facts import FAR, Roles, check_states, library_of, usual_rates
-from .pytorch_optimizer import create
 from .state_beside import StateBeside, collect_beside, map_tensors, restore_beside
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
 from .thinc import ThincAdam, ThincSGD, check_numbers
@@ -36,5 +35,6 @@ from .torch_classes import (
     RMSprop,
     Rprop,
     SparseAdam,
+    create,
 )
 from .torchao import Adam4bit, Adam8bit, AdamFp8, AdamW4bit, AdamW8bit, AdamWFp8, Quantized
