@@ -1,5 +1,5 @@
 """Checks of a config as a whole: does it name anything of ours, do its corpora exist, are its settings known, is the
-device there? spaCy tells these late, or not at all.
+device there? spaCy tells these late, or not at all. And the encodings of files of text.
 """
 
 from __future__ import annotations

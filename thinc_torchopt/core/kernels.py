@@ -1,5 +1,5 @@
-"""torch's private ops over lists of tensors, and its fused kernels. Nothing else in the package calls them. And the
-number of threads for a step.
+"""torch's private ops over lists of tensors, and its fused kernels. Nothing else in the package calls them. Below them:
+the number of threads for a step.
 
 *list ops*: a public op for many tensors in one call, in place. Lists may be empty.
 

@@ -56,7 +56,7 @@ from .params import (
 )
 from .rates import RateWriter
 from .registry import arguments_of, signed
-from .schedules import Schedules
+from .schedules import Schedules, current
 from .schema import check_version, read
 from .settings import Cascade
 from .state import VERSION, WHAT, SavedState, by_name, read_folder, saved_state, write_folder
@@ -79,7 +79,7 @@ from .types import (
 from .update import JOINT, FrozenGrads, GradGuard, name_of_set, rollback_settings
 
 # thinc's attributes that have the same meaning here. The others are refused, and left out of completion.
-_THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update"}
+_THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update", "b1", "b2"}
 _HIDDEN = {*Optimizer.__slots__} - _THINCS
 
 
@@ -848,6 +848,21 @@ class TorchOptimizer(Optimizer):
     def nr_update(self) -> dict[Key, int]:  # type: ignore[override]
         """The number of updates of each param."""
         return {key: param.steps for key, param in self._trained.table.by_key.items()}
+
+    @property
+    def b1(self) -> float:  # type: ignore[override]
+        """The first of the algorithm's `betas`, or 0. spaCy's `nlp.rehearse` reads both."""
+        return self._betas[0]
+
+    @property
+    def b2(self) -> float:  # type: ignore[override]
+        """The second of the algorithm's `betas`, or 0."""
+        return self._betas[1]
+
+    @property
+    def _betas(self) -> tuple[float, float]:
+        first, second, *_ = current(self._cascade.candidates[0].options.get("betas", (0.0, 0.0)))
+        return float(first), float(second)
 
     # ------------------------------------------------------------------ state
 

@@ -116,7 +116,8 @@ def tier_of(module: str) -> Tier:
     """How much a module may change between versions: see docs/stability.md. A package that is not stable says so in its
     `__init__.py`: `STABILITY: Final = "experimental"`.
 
-    module (str): Its dotted name; it is imported. The innermost package that names one decides."""
+    module (str): Its dotted name. It is imported. The innermost package that names one decides.
+    """
     while module:
         tier: Tier | None = getattr(sys.modules.get(module), "STABILITY", None)
         if tier is not None:

@@ -1,8 +1,8 @@
 """The algorithms of `@torch_optimizers`, and all that differs between classes of torch optimizers.
 
-Open algorithm.py first, then facts.py: a row for each class that is special. torch_classes.py has torch's own classes,
-pytorch_optimizer.py those of that library, thinc.py thinc's arithmetic for the drop-ins. state_fit.py resizes the state
-of a param that grows; state_beside.py handles state that belongs to no param.
+Open algorithm.py first, then facts.py: a row for each class that is special. torch_classes.py has torch's own classes
+and those of the library pytorch-optimizer, torchao.py those of that library, thinc.py thinc's arithmetic for the
+drop-ins. state_fit.py resizes the state of a param that grows; state_beside.py handles state that belongs to no param.
 """
 
 from .algorithm import (
