@@ -9,7 +9,6 @@ splits them, and decides where a training ends. measured.yaml says what was meas
 from .config_text import (
     ConfigSource,
     check_output,
-    cut_section,
     nested_in,
     open_source,
     put,
@@ -19,7 +18,7 @@ from .config_text import (
     write_config,
 )
 from .corpora import Setting, read_corpus, split_corpus, words_of_batches
-from .from_pipeline import Learner, Plan, make_config_from, plan_for
+from .from_pipeline import Plan, make_config_from, plan_for
 from .from_texts import (
     Choice,
     blank_pipeline,
@@ -29,7 +28,7 @@ from .from_texts import (
     notes_on,
     notes_on_language,
 )
-from .measured import Measured, measured_of, measurements
+from .measured import measured_of
 from .recipes import Recipe, find_pretrained
 from .rewrite import ENCODER_PEAKS, PEAKS, TUNING_TRIALS, Stock, not_written, rewrite, tune, with_fast_products
 from .translation import THINC, TORCH
@@ -42,8 +41,6 @@ __all__ = [
     "TUNING_TRIALS",
     "Choice",
     "ConfigSource",
-    "Learner",
-    "Measured",
     "Plan",
     "Recipe",
     "Setting",
@@ -51,13 +48,11 @@ __all__ = [
     "blank_pipeline",
     "check_output",
     "choose_components",
-    "cut_section",
     "find_pretrained",
     "languages_of",
     "make_config",
     "make_config_from",
     "measured_of",
-    "measurements",
     "nested_in",
     "not_written",
     "notes_on",
