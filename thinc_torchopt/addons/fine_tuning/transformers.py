@@ -27,7 +27,7 @@ from ...core.settings import layers_of
 
 BLOCK = "[training.optimizer.fine_tuning]"
 # Hugging Face's tokenizers have a huge number where they know no limit.
-_ANY = 10**9
+ANY = 10**9
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Transformer:
             if name.rpartition(".")[2] in ("position_embeddings", "position") and hasattr(module, "num_embeddings"):
                 padding = around if module.padding_idx is None else module.padding_idx
                 limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
-        least = min(limits, default=_ANY)
-        return least if least < _ANY else None
+        least = min(limits, default=ANY)
+        return least if least < ANY else None
 
     @property
     def spans(self) -> Model | None:

@@ -81,13 +81,14 @@ class PieceWindows:
 
     tokenizer (PreTrainedTokenizerBase): The model's.
     window (int): The most wordpieces, with those around each text. stride (int): From one window to the next.
+    tells (bool): Warn of the first token that is longer than a window.
     """
 
-    def __init__(self, tokenizer: Any, window: int, stride: int):
+    def __init__(self, tokenizer: Any, window: int, stride: int, *, tells: bool = True):
         self._pieces = PieceCounter(tokenizer)
         self._window = window
         self._overlap = window - stride
-        self._has_told = False
+        self._has_told = not tells
 
     def __call__(self, docs: Sequence[Doc]) -> list[list[Span]]:
         """The windows of each doc. Together they have all of its tokens; each but the first begins inside or right

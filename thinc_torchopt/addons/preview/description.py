@@ -210,7 +210,7 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     train, dev = _read_corpora(told, setup.nlp, setup.config)
     unmatched, problem = tell_pipeline(setup)
     examples = [] if train is None or not train.is_whole else train.examples
-    last = last_step(training, examples)
+    last = last_step(setup.nlp, training, examples)
     facts = Facts(setup.nlp, setup.config, train, dev, setup.sourced, optimizer=setup.optimizer, last=last)
     with show_activity("Looking at the texts and settings"):
         told.add(check(facts))

@@ -26,6 +26,7 @@ from ...core.errors import ConfigError, TorchOptError
 from ...core.host_errors import line_of_others, plain_error
 from ...core.kinds import Spans, kind_in, survey
 from ...core.params import escape, trainable_components
+from ...loop.data_stream import batcher_of
 
 Reader = Callable[[Language], Iterable[Example]]
 Setting = Literal["train_corpus", "dev_corpus"]
@@ -163,7 +164,7 @@ def find_end(nlp: Language, words: int = 0, texts: int = 0, *, epochs: int = EPO
     of_text = sum(len(example) for example in examples) / len(examples)
     size = words and max(words, min(round(texts * of_text), MOST_WORDS))
     block = {**training["batcher"], "size": size} if size else training["batcher"]
-    batcher = registry.resolve({"batcher": block})["batcher"]
+    batcher = batcher_of(nlp, {"batcher": block})
     spans = _count_spans(nlp, training["frozen_components"], examples)
     usual = epochs
     if spans is not None:
