@@ -6,5 +6,5 @@ all add-ons.
 """
 
 from .comparison import compare_recipes
-from .description import Description, explain
-from .params import ParamTable, describe, params, tell_pipeline
+from .description import explain
+from .params import describe, params, tell_pipeline

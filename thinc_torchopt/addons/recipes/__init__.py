@@ -28,7 +28,7 @@ from .from_texts import (
     notes_on,
     notes_on_language,
 )
-from .measured import measured_of, measurements
+from .measured import measured_of
 from .recipes import Recipe, find_pretrained
 from .rewrite import ENCODER_PEAKS, PEAKS, TUNING_TRIALS, Stock, not_written, rewrite, tune, with_fast_products
 from .translation import THINC, TORCH
