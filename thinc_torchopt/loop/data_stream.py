@@ -163,7 +163,7 @@ def spacys_batches(
     training = config["training"]
     if training["seed"] is not None:
         fix_random_seed(training["seed"])
-    batcher = batcher_of(nlp, training)
+    batcher: Any = batcher_of(nlp, training)  # spaCy's annotation has examples for batches
     [read] = [corpus] if corpus is not None else resolve_dot_names(config, [training["train_corpus"]])
     batches: Iterator[Batch] = create_train_batches(nlp, read, batcher, training["max_epochs"])
     return batches

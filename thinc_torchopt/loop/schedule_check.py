@@ -20,7 +20,7 @@ from ..core.params import trainable_components
 from ..core.schedules import with_end
 from ..core.types import ParamInfo
 from ..core.words import count, plain
-from .data_check import Facts, Finding
+from .data_check import Facts, Finding, Found
 from .data_stream import batcher_of
 from .random_state import preserved_random
 
@@ -143,41 +143,37 @@ def trained_params(nlp: Language, optimizer: TorchOptimizer, config: Mapping[str
 # ---------------------------------------------------------------------- the checks
 
 
-def end_of_training(facts: Facts) -> Iterator[Finding]:
+def end_of_training(facts: Facts) -> Iterator[Found]:
     """Find mistakes in the end of the training and in its evaluations."""
     if facts.optimizer is None:
         return
     patience, every, last = facts.training["patience"], facts.training["eval_frequency"], facts.last
     ends = bool(last or facts.training["max_epochs"] > 0 or patience)
     if not ends and not any(one.plans_decay for one in facts.optimizer.attachments.values()):
-        yield Finding(
-            "doubt",
-            "Nothing ends this training: max_steps, max_epochs and patience set no limit. Set max_steps in [training].",
+        yield (
+            "Nothing ends this training: max_steps, max_epochs and patience set no limit. Set max_steps in [training]."
         )
     if 0 < patience < every and (not last or patience <= last):
-        yield Finding(
-            "doubt",
+        yield (
             f"The training ends at step {patience:,}, whatever the score does: patience = {patience:,} is over before "
             f"the second evaluation, at step {every:,} (eval_frequency). Both count steps: set patience to several "
-            "times eval_frequency.",
+            "times eval_frequency."
         )
     elif 0 < last < every:
-        yield Finding(
-            "doubt",
+        yield (
             f"The only evaluation is at step 0, before anything is learned: eval_frequency = {every:,} is more than "
-            f"the {count(last, 'step')} that follow. model-best is then the model of step 0.",
+            f"the {count(last, 'step')} that follow. model-best is then the model of step 0."
         )
     elif last and last % every > _UNSCORED * last:
         skipped = last % every
-        yield Finding(
-            "doubt",
+        yield (
             f"{count(skipped, 'step')} at the end {'is' if skipped == 1 else 'are'} not scored, as eval_frequency = "
             f"{every:,} does not divide the last step, {last:,}: model-best is at best the model of step "
-            f"{last - skipped:,}.",
+            f"{last - skipped:,}."
         )
 
 
-def learning_rates(facts: Facts) -> Iterator[Finding]:
+def learning_rates(facts: Facts) -> Iterator[Found]:
     """Find rates of 0, unusual ones, and schedules that end too early or too late."""
     name = str(facts.training["optimizer"].get("@optimizers"))
     # The settings of an optimizer that code of the user builds are not known.
@@ -188,11 +184,9 @@ def learning_rates(facts: Facts) -> Iterator[Finding]:
     if not trained and not is_hooked and (why := _why_nothing(facts, facts.optimizer)):
         yield Finding("in vain", f"Nothing would be trained: {why}.")
     for text in rates_far_above(facts.nlp, trained):
-        yield Finding(
-            "doubt", f"{text} At such rates the loss mostly grows. To find a better one: spacy torchopt find-lr."
-        )
-    yield from (Finding("doubt", text) for text in _far_below(trained))
-    yield from (Finding("doubt", text) for text in _schedules(facts, facts.optimizer, trained))
+        yield f"{text} At such rates the loss mostly grows. To find a better one: spacy torchopt find-lr."
+    yield from _far_below(trained)
+    yield from _schedules(facts, facts.optimizer, trained)
 
 
 def _why_nothing(facts: Facts, optimizer: TorchOptimizer) -> str:

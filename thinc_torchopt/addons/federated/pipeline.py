@@ -181,7 +181,7 @@ class FederatedPipeline:
             one.start_round()
         [corpus] = resolve_dot_names(self.config, [T["train_corpus"]])
         count = _Count(corpus)
-        batcher = for_pipeline(T["batcher"], self.nlp)
+        batcher: Any = for_pipeline(T["batcher"], self.nlp)
         batches = create_train_batches(self.nlp, count.read, batcher, plan.epochs or min(T["max_epochs"], 0))
         losses = _Losses()
         words, skipped_before = 0, optimizer.skipped_updates
