@@ -30,7 +30,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.fine_tuning import transformers_of
 from thinc_torchopt.addons.recipes.config_text import ConfigText, with_settings
 from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, MOST_EPOCHS, find_end, words_of_batches
-from thinc_torchopt.addons.recipes.recipes import Recipe
+from thinc_torchopt.addons.recipes.recipes import Recipe, _by_pieces
 from thinc_torchopt.addons.recipes.rewrite import not_written, rewrite, with_fast_products, with_log
 from thinc_torchopt.core.errors import ConfigError
 
@@ -1017,10 +1017,38 @@ def test_init_best_with_a_transformer(tmp_path):
     peak = block["learn_rate"]["initial_rate"]
     assert block["param_groups"]["encoder"]["params"] == ["transformer/*"]
     assert block["fine_tuning"] == {"@misc": "thinc-torchopt.FineTuning.v1"}
+    assert Config().from_str(new)["training"]["batcher"] == {
+        "@batchers": "thinc-torchopt.batch_by_padded_pieces.v1",
+        "discard_oversize": True,
+        "size": 1250,
+        "buffer": 1024,
+    }
     assert "layer_decay" not in block  # not measured
     assert peak * block["param_groups"]["encoder"]["lr_scale"] == pytest.approx(1e-4, rel=0.05)  # written to two digits
     with pytest.raises(ConfigError, match="Can't use the recipe best: it makes groups of params, and"):
         run(new, "best", tmp_path)
+
+
+@pytest.mark.parametrize(("others", "expected"), [
+    ({"get_length": None}, {"discard_oversize": True, "size": 1250, "buffer": 1024}),  # as spaCy fills in
+    ({"buffer": 2000, "discard_oversize": False}, {"discard_oversize": False, "size": 1250, "buffer": 2000}),
+    ({"get_length": {"@misc": "own"}}, None),
+    ({"@batchers": "spacy.batch_by_sequence.v1"}, None),
+    ({"size": {"@schedules": "compounding.v1"}}, None),
+    (None, None),
+])  # fmt: skip
+def test_init_best_batches_by_wordpieces(others, expected):
+    """In place of spaCy's batches by padded words alone; a variable stays."""
+    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+    config = Config().from_disk(CONFIGS / "fine_tuning.cfg")
+    nlp = spacy.util.load_model_from_config(config, auto_fill=True)
+    if others is None:
+        nlp.config["training"]["batcher"] = "${vars.batcher}"
+        nlp.config["vars"] = {"batcher": config["training"]["batcher"]}
+    else:
+        nlp.config["training"]["batcher"] |= others
+    name = {"@batchers": "thinc-torchopt.batch_by_padded_pieces.v1"}
+    assert _by_pieces(nlp) == ({} if expected is None else name | expected)
 
 
 @pytest.mark.parametrize(("kind", "sizes", "reads"), [
