@@ -15,9 +15,8 @@ from spacy.training import Example
 from thinc.api import fix_random_seed, require_cpu, require_gpu
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.addons.distributed.agree import checksums
 from thinc_torchopt.addons.distributed.group import RankGroup
-from thinc_torchopt.addons.distributed.reduce import FlatReduce
+from thinc_torchopt.addons.distributed.reduce import FlatReduce, checksums
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.averages.settings import EMA
