@@ -15,7 +15,7 @@ from spacy.training import Example
 from spacy.util import registry
 from thinc.api import Linear
 
-import thinc_torchopt.loop.gradient_check
+import thinc_torchopt.loop.training_check
 from thinc_torchopt import Attachment
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 
@@ -140,7 +140,7 @@ def test_gradient_check_of_one_gradient(value, training):
 
 
 def test_gradient_check_after_many_batches(monkeypatch):
-    monkeypatch.setattr(thinc_torchopt.loop.gradient_check, "MOST_BATCHES", 11)
+    monkeypatch.setattr(thinc_torchopt.loop.training_check, "MOST_BATCHES", 11)
     SCRIPT.update(idle=always(0.0), rare=only_at(9))
     with pytest.raises(ConfigError, match=r"'idle' learns nothing: .* in 11 batches") as error:
         train(pipeline("idle", "rare"), 40)
@@ -208,7 +208,7 @@ def test_gradient_check_of_components_that_may_know_everything(monkeypatch):
     assert step == 11 and [one[:25] for one in told] == ["'tagger' learns nothing: "]
     SCRIPT["idle"] = always(0.0)
     nlp = pipeline("idle")
-    monkeypatch.setattr(thinc_torchopt.loop.gradient_check, "resumed_components", lambda nlp: ["idle"])
+    monkeypatch.setattr(thinc_torchopt.loop.training_check, "resumed_components", lambda nlp: ["idle"])
     step, told = train(nlp)
     assert step == 35 and [one[:23] for one in told] == ["'idle' learns nothing: "]
 

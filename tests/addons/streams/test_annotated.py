@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 import spacy
 
-from thinc_torchopt.addons.streams.annotated import AnnotatedTexts, Teaches
 from thinc_torchopt.addons.streams.records import make_example
+from thinc_torchopt.addons.streams.teaching import AnnotatedTexts, Teaches
 from thinc_torchopt.core.errors import StreamError
 
 from ...models import toy_pipeline

@@ -1,6 +1,6 @@
 """Modular: an optimizer made of modules and regularizers, for any torch model and for spaCy pipelines.
 
-Open optimizer.py first: it defines a step, which chain.py runs. Modules are in clipping.py, moments.py, scaffold.py
+Open optimizer.py first: it defines a step, which step.py runs. Modules are in clipping.py, moments.py, scaffold.py
 and torch_optim.py, regularizers in regularizers.py. module.py has their base class, also for your own, aux_vars.py the
 values that optimizers in a federation exchange. specs.py finds parts by name; registered.py has the functions for
 configs.

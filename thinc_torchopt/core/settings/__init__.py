@@ -10,13 +10,3 @@ training.
 from .cascade import Cascade, layers_of
 from .changes import FreezeChange, RateChange, with_freeze_change, with_rate_change
 from .param_settings import ParamSettings
-
-__all__ = [
-    "Cascade",
-    "FreezeChange",
-    "ParamSettings",
-    "RateChange",
-    "layers_of",
-    "with_freeze_change",
-    "with_rate_change",
-]

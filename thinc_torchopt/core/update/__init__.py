@@ -17,21 +17,3 @@ from .group import Group
 from .guard import JOINT, GradGuard, name_of_set, rollback_settings
 from .plan import GroupPlan
 from .step import Reduce, Step
-
-__all__ = [
-    "JOINT",
-    "OF_GROUP",
-    "FrozenGrads",
-    "GradGuard",
-    "Group",
-    "GroupPlan",
-    "KeptBuffers",
-    "NotedGrads",
-    "Reduce",
-    "Step",
-    "grad_norms",
-    "keep_before_pass",
-    "name_of_set",
-    "rollback_settings",
-    "total_norm",
-]

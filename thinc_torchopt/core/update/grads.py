@@ -235,11 +235,6 @@ class FrozenGrads:
         self._resume_all()
         self.stop(params)
 
-    def resume(self, param: Param) -> None:
-        """Compute gradients again for a param that is no longer frozen."""
-        if (source := self._stopped.pop(id(param.source), None)) is not None:
-            source.requires_grad_(True)
-
     def _stop(self, source: torch.nn.Parameter) -> None:
         source.requires_grad_(False)
         source.grad = None
