@@ -30,7 +30,7 @@ def test_convert_tells_what_it_found(corpus):
     expected = [
         (doc.text, [(ent.text, ent.label_) for ent in doc.ents]) for doc in read_docs(nlp, corpus / "texts.jsonl")[0]
     ]
-    assert texts_in("new/a.spacy") == expected and "72 texts, 72 of them annotated, read as JSON objects." in out
+    assert texts_in("new/a.spacy") == expected and "72 texts, 72 annotated, read as JSON objects." in out
     spacy_cli("torchopt", "convert", "texts.jsonl", "new/a.spacy", "--lang", "en")  # over its own file
 
 

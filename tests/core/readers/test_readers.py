@@ -276,23 +276,26 @@ def read(tmp_path, content, name="texts", **settings):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (lines([TEXT, {"text": "x", "label": [[-1, 2, "X"]]}]), "1 spans beyond the text: '-1 to 2, X'"),
-        (lines([TEXT, {"text": "x", "label": [[0, 9, "X"]]}]), "1 spans beyond the text: '0 to 9, X'"),
-        (lines([TEXT]) + '{"text": "x", "label": [[NaN, 1e999, "X"]]}', "1 spans beyond the text: 'nan to inf, X'"),
-        (lines([TEXT, {"text": "x", "label": [[0, 1, None]]}]), "1 spans without a label"),
-        (lines([TEXT, {"text": " ", "label": []}]), "1 empty texts: 'line 2'"),
-        (lines([TEXT, TEXT]), "1 texts that stand there twice: 'Anna flew to Oslo.'"),
-        (lines([TEXT, {**TEXT, "label": []}]), "1 texts that stand there twice, annotated in other ways"),
-        (lines([TEXT, 5]), "1 texts of another form, or without a text: 'line 2'"),
-        (lines([{**TEXT, "stars": 3}]), "Not used: stars (in 1 texts)"),
-        (lines([{"text": "a", "spans": []}, {"text": "b", "answer": "reject"}]), "1 texts that the annotator rejected"),
-        (lines([{"words": ["a"], "tags": ["X", "Y"]}, TEXT]), "1 texts whose annotations don't fit them: 'line 1: "),
+        (lines([TEXT, {"text": "x", "label": [[-1, 2, "X"]]}]), "Spans beyond the text: 1 ('-1 to 2, X'"),
+        (lines([TEXT, {"text": "x", "label": [[0, 9, "X"]]}]), "Spans beyond the text: 1 ('0 to 9, X'"),
+        (lines([TEXT]) + '{"text": "x", "label": [[NaN, 1e999, "X"]]}', "Spans beyond the text: 1 ('nan to inf, X'"),
+        (lines([TEXT, {"text": "x", "label": [[0, 1, None]]}]), "Spans without a label: 1"),
+        (lines([TEXT, {"text": " ", "label": []}]), "Empty texts: 1 ('line 2'"),
+        (lines([TEXT, TEXT]), "Texts that stand there twice: 1 ('Anna flew to Oslo.'"),
+        (lines([TEXT, {**TEXT, "label": []}]), "Texts that stand there twice, annotated in other ways: 1"),
+        (lines([TEXT, 5]), "Texts of another form, or without a text: 1 ('line 2'"),
+        (lines([{**TEXT, "stars": 3}]), "Not used: stars (1)."),
+        (
+            lines([{"text": "a", "spans": []}, {"text": "b", "answer": "reject"}]),
+            "Texts that the annotator rejected or ignored: 1",
+        ),
+        (lines([{"words": ["a"], "tags": ["X", "Y"]}, TEXT]), "Texts whose annotations don't fit them: 1 ('line 1: "),
         (lines([{**TEXT, "label": [[0, 4, "A"], [0, 9, "B"]]}]), "doc.spans['sc']"),
         (
             lines([{"text": "a b c d", "spans": [{"start": 0, "end": 1, "label": "X", "text": "b"}]}]),
-            "1 spans whose characters are not those that the file says: \"'b', found 'a'\"",
+            "Spans whose characters are not those that the file says: 1 (\"'b', found 'a'\"",
         ),
-        ("EU NNP B-ORG\nx NN O\n", "Not used: column 2 (in 1 texts)"),
+        ("EU NNP B-ORG\nx NN O\n", "Not used: column 2 (1)."),
     ],
 )
 def test_readers_tell_what_does_not_fit(tmp_path, content, said):
@@ -304,14 +307,14 @@ def test_readers_tell_what_does_not_fit(tmp_path, content, said):
 def test_readers_of_spans_within_tokens(tmp_path, misaligned, found):
     docs, told = read(tmp_path, lines([{"text": "Anna flew", "label": [[5, 7, "X"]]}]), misaligned=misaligned)
     assert [ent.text for ent in docs[0].ents] == found
-    assert any(f"1 spans that begin or end within a token ({misaligned})" in line for line in told)
+    assert any(f"Spans that begin or end within a token ({misaligned}): 1" in line for line in told)
 
 
 def test_readers_keep_the_longest_of_few_overlapping_spans(tmp_path):
     rows = [{"text": f"{i} x", "label": [[0, len(str(i)), "N"]]} for i in range(150)]
     docs, told = read(tmp_path, lines([*rows, {"text": "a b", "label": [[0, 1, "A"], [0, 3, "B"]]}]))
     assert [ent.label_ for ent in docs[-1].ents] == ["B"] and "sc" not in docs[-1].spans
-    assert any(line == "1 overlapping spans: the longest stay." for line in told)
+    assert any(line == "Overlapping spans (the longest stay): 1." for line in told)
 
 
 def test_readers_of_numbers_for_names(tmp_path):
@@ -340,7 +343,7 @@ def test_readers_of_folders_and_archives(tmp_path):
         docs, told = read_docs(NLP, path)
         assert [doc.text for doc in docs] == ["Anna flew\r\nto Oslo.", "Anna flew to Oslo.", "No."]
         assert [(ent.text, ent.label_) for ent in docs[0].ents] == [("Anna", "PER"), ("Oslo", "GPE")]
-        assert told.counts == {"files of no known form": 1}
+        assert told.counts == {"Files of no known form": 1}
         assert set(told.unused) == {"entities in several parts", "lines that begin with R"}
     docs, _ = read_docs(NLP, folder / "a.ann")
     assert len(docs) == 1 and not (tmp_path.parent / "a.txt").exists()
@@ -382,8 +385,8 @@ def test_readers_of_spacys_older_forms(tmp_path):
         (b"\x78\x9cxx", "expected spaCy's binary format"),
         (gzip.compress(lines([TEXT]).encode())[:30], "Is the file damaged, or cut off?"),
         (b"PK\x03\x04xxxx", "Is the file damaged, or cut off?"),
-        (lines([{"text": "a"}]), "expected annotated texts, found none. 1 texts, 0 of them annotated"),
-        ('{"text": "\\ud800", "label": []}', "1 texts whose annotations don't fit them"),
+        (lines([{"text": "a"}]), "expected annotated texts, found none. 1 text, 0 annotated"),
+        ('{"text": "\\ud800", "label": []}', "Texts whose annotations don't fit them: 1"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, content, said):

@@ -13,6 +13,7 @@ from spacy.training import Example
 from spacy.util import filter_spans
 
 from ..kinds import Annotations, survey
+from ..words import count, listed
 from .rows import Mark, Row, spans_of
 
 Misaligned = Literal["expand", "contract", "drop"]
@@ -49,7 +50,7 @@ class Told:
 
     def lines(self) -> Iterator[str]:
         """It in words, a line for each thing."""
-        yield f"{self.texts:,} texts, {self.annotated:,} of them annotated, read as {self.form}."
+        yield f"{count(self.texts, 'text')}, {self.annotated:,} annotated, read as {self.form}."
         for kind in self.found.kinds:
             labels = self.found.of(kind).labels
             rest = f" and {len(labels) - 20:,} more" if len(labels) > 20 else ""
@@ -58,9 +59,9 @@ class Told:
                 yield f"{kind.in_words[:1].upper()}{kind.in_words[1:]}: {most}{rest}."
         for what, n in self.counts.items():
             shown = self.examples.get(what)
-            yield f"{n:,} {what}{': ' * bool(shown)}{', '.join(shown or ())}."
+            yield f"{what}: {n:,}{f' ({listed(shown)})' if shown else ''}."
         if self.unused:
-            yield f"Not used: {', '.join(f'{key} (in {n:,} texts)' for key, n in self.unused.most_common(8))}."
+            yield f"Not used: {listed([f'{key} ({n:,})' for key, n in self.unused.most_common()], most=8)}."
 
 
 def docs_of(nlp: Language, rows: Iterable[Row], told: Told, misaligned: Misaligned) -> list[Doc]:
@@ -79,7 +80,7 @@ def docs_of(nlp: Language, rows: Iterable[Row], told: Told, misaligned: Misalign
     are_meant = overlapping > _OVERLAPPING * sum(map(len, of_texts))
     if overlapping:
         how = f"kept, as spans for a span categorizer: doc.spans['{_KEY}']" if are_meant else "the longest stay"
-        told.counts[f"overlapping spans: {how}"] = overlapping
+        told.counts[f"Overlapping spans ({how})"] = overlapping
     docs, seen = [], dict[str, list[Any]]()
     for row, doc, spans in made:
         if spans is not None and are_meant:
@@ -99,7 +100,7 @@ def docs_of(nlp: Language, rows: Iterable[Row], told: Told, misaligned: Misalign
 
 def _is_used(row: Row, told: Told) -> bool:
     if not (row.left_out or row.words or row.text.strip()):
-        row.left_out = "empty texts"
+        row.left_out = "Empty texts"
     if row.left_out:
         told.note(row.left_out, row.place if not row.text.strip() else row.text)
     return not row.left_out
@@ -122,7 +123,7 @@ def _doc(nlp: Language, row: Row, told: Told) -> Doc | None:
         example = Example.from_dict(doc, {"entities": ["-"] * len(doc), **given} if "entities" not in given else given)
         return example.reference
     except Exception as error:  # spaCy's are of many kinds
-        told.note("texts whose annotations don't fit them", f"{row.place}: {' '.join(str(error).split())}")
+        told.note("Texts whose annotations don't fit them", f"{row.place}: {' '.join(str(error).split())}")
         return None
 
 
@@ -139,16 +140,16 @@ def _marked(row: Row, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bo
 def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bool) -> Span | None:
     text, shown = doc.text, f"{mark.start} to {mark.end}, {mark.label}"
     if not mark.label:
-        told.note("spans without a label", shown)
+        told.note("Spans without a label", shown)
         return None
     place = _place(mark, text, is_utf16)
     if place is None:
-        told.note("spans beyond the text", shown)
+        told.note("Spans beyond the text", shown)
         return None
     start, end = place
     if mark.text is not None and text[start:end] != mark.text:
         told.note(
-            "spans whose characters are not those that the file says", f"{mark.text!r}, found {text[start:end]!r}"
+            "Spans whose characters are not those that the file says", f"{mark.text!r}, found {text[start:end]!r}"
         )
         return None
     while start < end and text[start].isspace():
@@ -156,14 +157,14 @@ def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bo
     while start < end and text[end - 1].isspace():
         end -= 1
     if start == end:
-        told.note("spans of white space alone", shown)
+        told.note("Spans of white space alone", shown)
         return None
     span = doc.char_span(start, end, label=mark.label)
     if span is None:
         if misaligned != "drop":
             span = doc.char_span(start, end, label=mark.label, alignment_mode=misaligned)
         how = f"now {span.text}" if span is not None else "left out"
-        told.note(f"spans that begin or end within a token ({misaligned})", f"{text[start:end]}, {how}")
+        told.note(f"Spans that begin or end within a token ({misaligned})", f"{text[start:end]}, {how}")
     return span
 
 
@@ -199,6 +200,6 @@ def _note_duplicates(doc: Doc, seen: dict[str, list[Any]], told: Told) -> None:
     if (before := seen.get(doc.text)) is None:
         seen[doc.text] = annotation
     elif before == annotation:
-        told.note("texts that stand there twice", doc.text)
+        told.note("Texts that stand there twice", doc.text)
     else:
-        told.note("texts that stand there twice, annotated in other ways", doc.text)
+        told.note("Texts that stand there twice, annotated in other ways", doc.text)

@@ -75,7 +75,7 @@ def rows_at(path: Path) -> tuple[str, list[Row]]:
             rows += form.read(file) if not form.of_values else _rows_of_values(file, form)
     if not forms:
         raise ConfigError(_no_form(unknown[0]))
-    rows += [Row(file.path, left_out="files of no known form") for file in unknown]
+    rows += [Row(file.path, left_out="Files of no known form") for file in unknown]
     return listed([*forms]), rows
 
 
@@ -100,9 +100,9 @@ def _rows_of_values(file: File, form: Form) -> Iterator[Row]:
             except ConfigError:
                 raise
             except Exception as error:  # another program may have written anything
-                yield Row(f"{place}: {type(error).__name__}: {error}", left_out="texts that can't be read")
+                yield Row(f"{place}: {type(error).__name__}: {error}", left_out="Texts that can't be read")
         else:
-            yield Row(place, left_out="texts of another form, or without a text")
+            yield Row(place, left_out="Texts of another form, or without a text")
 
 
 def _no_form(file: File) -> str:

@@ -49,7 +49,7 @@ def read_record(record: Mapping[str, Any], place: str, file: File | None = None)
             row.words = None
     answer = record.get("answer", "accept")
     if answer != "accept":
-        row.left_out = "texts that the annotator rejected or ignored"
+        row.left_out = "Texts that the annotator rejected or ignored"
     for key in _ANNOTATIONS:
         if record.get(key) is not None:
             _read_value(row, key, record[key], file)
@@ -139,7 +139,7 @@ def read_task(task: Mapping[str, Any], place: str, file: File) -> Iterator[Row]:
     row = Row(place, task["data"].get("text") or max(texts, key=len, default=""))
     done = [one for one in task["annotations"] or () if not one.get("was_cancelled")]
     if task["annotations"] and not done:
-        row.left_out = "texts that the annotator cancelled"
+        row.left_out = "Texts that the annotator cancelled"
     unused = ["a second annotation of a text"] * (len(done) > 1)
     results = done[0].get("result") or () if done else ()
     row.marks = [] if done and not results else None
