@@ -205,6 +205,8 @@ def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
 def test_checkpoint_folder_goes_by_number(tmp_path):
     write(tmp_path, 99_999_999, 100_000_000, 5)
     assert left(tmp_path) == [5, 99_999_999, 100_000_000]
+    prune(tmp_path, 2)
+    assert left(tmp_path) == [99_999_999, 100_000_000]
     prune(tmp_path, 1)
     assert left(tmp_path) == [100_000_000]
 
