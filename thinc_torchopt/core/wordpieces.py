@@ -18,6 +18,7 @@ from functools import update_wrapper
 from typing import Any
 
 import numpy
+from spacy.attrs import ORTH, SPACY
 from spacy.language import Language
 from spacy.tokens import Doc, Span
 from thinc.api import Model
@@ -126,7 +127,7 @@ def _tokenize(tokenizer: Any, texts: list[str]) -> Any:
 
 
 def _key(spans: Sequence[Span]) -> tuple[Any, ...]:
-    words = spans[0].doc.to_array(["ORTH", "SPACY"])
+    words = spans[0].doc.to_array([ORTH, SPACY])
     return words.tobytes(), *((span.start, span.end) for span in spans)
 
 
