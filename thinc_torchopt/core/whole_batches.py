@@ -55,7 +55,10 @@ class _Batch:
 
 
 class _Head:
-    """The forward function of a listener and the layer that pools its wordpieces. is_last (bool): See `_Whole`."""
+    """The forward function of a listener and the layer that pools its wordpieces.
+
+    is_last (bool): Of all listeners: it starts the transformer's backward pass.
+    """
 
     def __init__(self, model: Model[Any, Any], is_last: bool):
         self.model = model
@@ -85,10 +88,7 @@ class _Head:
 
 
 class _Whole:
-    """One update of a transformer.
-
-    heads (list): Of all its listeners. The last one starts the backward pass, as in spacy-transformers.
-    """
+    """One update of a transformer. heads (list): Of all its listeners."""
 
     def __init__(self, transformer: Any, heads: Sequence[_Head]):
         self._transformer = transformer
@@ -107,7 +107,7 @@ class _Whole:
         tokens = numpy.cumsum([0, *map(len, docs)])
         if not _is_covered(full, docs, tokens):
             with ExitStack() as back:
-                back.callback(swap_forward(model, lambda *_: (full, backprop)))
+                back.callback(swap_forward(model, lambda *_, **__: (full, backprop)))
                 return theirs()
         losses.setdefault(name, 0.0)
         rows, total = numpy.cumsum([0, *map(len, full.spans)]), None
