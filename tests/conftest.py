@@ -68,13 +68,14 @@ def no_wait_for_the_disk(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def no_look_for_garbage(monkeypatch):
+def no_look_for_garbage(request, monkeypatch):
     """Before each trial, and after a teacher, the memory of pipelines is freed: here they are small, and to look
-    through all that earlier tests left takes longer than a trial.
+    through all that earlier tests left takes longer than a trial. In each epoch a run asks how many objects are frozen,
+    and to count those of all tests takes longer than an epoch. `thawed`: of the test of that.
     """
-    for name in ("addons.trials.trial", "loop.teacher"):
-        if module := sys.modules.get(f"thinc_torchopt.{name}"):
-            monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: None))
+    for name in ("addons.trials.trial", "loop.teacher", "loop.faster"):
+        if (module := sys.modules.get(f"thinc_torchopt.{name}")) and "thawed" not in request.fixturenames:
+            monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: None, get_freeze_count=lambda: 1))
 
 
 @pytest.fixture(autouse=True)

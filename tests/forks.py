@@ -65,9 +65,11 @@ class Server:
 
 def serve(answer: Callable[..., Any]) -> None:
     """Answer the requests to a server, until it is closed. What it imported is never garbage: no program that it forks
-    looks through it.
+    looks through it, or counts it in each epoch.
     """
     gc.freeze()
+    frozen = gc.get_freeze_count()
+    gc.get_freeze_count = lambda: frozen
     for line in sys.stdin:
         print(json.dumps(answer(*json.loads(line))), flush=True)
 

@@ -67,11 +67,13 @@ NEEDED: dict[str, dict[str, Any]] = {
     "misc Checkpoint.v1": {"path": "no-such-folder"},
     "misc Federated.v1": {"local_steps": 5},
     "misc Privacy.v1": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
+    "batchers batch_by_padded_pieces.v1": {"size": 2},
     "batchers poisson.v1": {"size": 2},
     "misc TrainerController.v1": {"definition": QUIET},
     "layers OnlineRNN.v1": {"nO": 4, "nI": 3},
     "architectures OnlineRNNEncoder.v1": {"width": 4},
     "readers PythonDocs.v1": {"split": "dev"},
+    "readers Texts.v1": {"path": "no-such.jsonl"},
     "readers TaughtCorpus.v1": {
         "corpus": {"@readers": "spacy.Corpus.v1", "path": "no-such.spacy", "gold_preproc": False}
     },

@@ -630,6 +630,11 @@ NOT_HERE |= {
 }
 NOT_HERE |= {"batchers poisson.v1 size": "of spaCy's batches: tests/addons/privacy/test_batcher.py"}
 NOT_HERE |= {
+    name: "of spaCy's batches: tests/addons/fine_tuning/test_batcher.py"
+    for name in ARGUMENTS
+    if name.startswith("batchers batch_by_padded_pieces.v1")
+}
+NOT_HERE |= {
     "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/core/settings/test_param_groups.py"
 }
 NOT_HERE |= {

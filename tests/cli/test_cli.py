@@ -21,12 +21,12 @@ from thinc.api import compounding
 from typer.main import get_command
 
 from thinc_torchopt.cli import torchopt_cli
-from thinc_torchopt.cli._screen import errors_shown, make_console
-from thinc_torchopt.cli._terminal import print_notes, print_table, sparkline
+from thinc_torchopt.cli._screen import errors_shown, make_console, print_notes
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.compat import has_matplotlib
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_linear
+from thinc_torchopt.core.tables import print_table, sparkline
 
 from ..configs import smaller
 from ..conftest import CONFIGS
@@ -100,15 +100,13 @@ def test_cli_is_cheap_to_import():
     )
     run = python(code)
     names = "about cli cli._command cli._screen core core.config_checks core.errors "
-    names += "core.host core.kinds core.kinds.categories core.kinds.columns core.kinds.kind core.kinds.spans "
-    names += "core.kinds.survey core.kinds.words core.launched core.near_misses core.text_files"
+    names += "core.host core.kinds core.kinds.categories core.kinds.kind core.kinds.spans "
+    names += "core.kinds.survey core.kinds.words core.launched core.near_misses"
     assert run.stdout.strip() == f"[] {[f'thinc_torchopt.{name}' for name in names.split()]}"
 
 
 def test_cli_commands_are_in_spacys_help():
     assert "torchopt" in python(["--help"]).stdout
-    listed = spacy_cli("torchopt", "--help").stdout
-    assert all(command in listed for command in ("params", "schedule", "find-lr"))
 
 
 def test_cli_help_shows_whole_summaries_in_80_columns(monkeypatch):
@@ -152,11 +150,11 @@ def test_cli_params_json_agrees_with_the_pipeline(folder):
     found = json.loads(torchopt(folder, "params", PARAM_GROUPS, "--steps", "1000", "--json", run=forked).stdout)
     nlp = initialized(folder)
     sizes = {name: [param.size for param, _ in slots(proc.model)] for name, proc in nlp.pipeline}
-    assert {component["component"]: (component["params"], component["size"]) for component in found["components"]} == {
-        name: (len(params), sum(params)) for name, params in sizes.items()
-    }
     params = {param["name"]: param for param in found["params"]}
-    assert len(params) == len(found["params"]) == sum(map(len, sizes.values()))
+    for name, of_component in sizes.items():
+        found_sizes = [param["size"] for param in found["params"] if param["component"] == name]
+        assert sorted(found_sizes) == sorted(of_component)
+    assert len(params) == len(found["params"])
     output = nlp.get_pipe("tagger").model.get_ref("output_layer")
     assert params["tagger/output_layer/W"]["shape"] == list(output.get_param("W").shape)
     assert params["tagger/output_layer/W"]["size"] == output.get_param("W").size
@@ -183,12 +181,6 @@ def test_cli_params_json_agrees_with_the_pipeline(folder):
             assert param["weight_decay"] == (
                 value(compounding(0.001, 0.1, 1.005), 0) if component == "tok2vec" else 0.01
             )
-
-    for group in found["groups"]:
-        members = [param for param in params.values() if param["group"] == group["group"]]
-        assert (group["params"], group["size"]) == (len(members), sum(param["size"] for param in members))
-        assert {param["learn_rate_at_steps"] for param in members} == {group["learn_rate_at_steps"]}
-    assert sum(group["size"] for group in found["groups"]) == sum(map(sum, sizes.values()))
     assert found["unmatched_patterns"] == [] and found["problem"] is None and found["notes"] == []
 
 
@@ -358,7 +350,7 @@ def test_cli_schedule_says_what_it_can_not_know(folder):
 @pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
 def test_cli_schedule_draws(folder):
     (folder / "rates.png").write_text("an old one")
-    torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50", "--output", folder / "rates.png", "--log")
+    torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50", "--output", folder / "rates.png")
     assert (folder / "rates.png").read_bytes().startswith(b"\x89PNG")
 
 

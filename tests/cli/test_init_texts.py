@@ -15,10 +15,10 @@ from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
 from spacy.vocab import Vocab
 
-from thinc_torchopt.addons.recipes import choose_components, measurements
+from thinc_torchopt.addons.recipes import choose_components
+from thinc_torchopt.addons.recipes.measured import measurements
 from thinc_torchopt.core.kinds import survey
 
-from ..conftest import CONFIGS
 from ..spacy_cli import spacy_cli
 
 KINDS = ("tags", "morphology", "lemmas", "trees", "sentences", "entities", "spans", "categories")
@@ -146,13 +146,6 @@ def test_init_says_what_it_leaves_out_and_what_is_partial(tmp_path):
     assert f"'textcat': 15 of 30 texts are not annotated for it: {how}." in told
 
 
-def test_init_tells_of_dev_texts_that_say_nothing(tmp_path):
-    train = write(tmp_path / "train.spacy", [text(i, "entities", "tags") for i in range(4)])
-    dev = write(tmp_path / "dev.spacy", [text(9, "entities")])
-    told = init(tmp_path, "--lang", "en", "--paths.train", train, "--paths.dev", dev).stdout
-    assert "'tagger' can't be scored: no text in" in told and "'ner' can't" not in told
-
-
 def test_init_reads_folders(tmp_path):
     (tmp_path / "corpus").mkdir()
     for i in range(3):
@@ -233,31 +226,10 @@ def test_init_split_is_by_documents_and_never_overwrites(tmp_path):
 # ---------------------------------------------------------------------- refusals
 
 
-def test_init_refuses_texts_that_teach_nothing(refused, tmp_path):
-    write(tmp_path / "train.spacy", [text(0), text(1)])
-    said = refused("new.cfg", "--lang", "en", "--paths.train", "train.spacy")
-    assert "found 2 texts with nothing that a component learns from" in said
-    write(tmp_path / "train.spacy", [])
-    assert "expected texts in [corpora.train], found none" in refused(
-        "new.cfg", "--lang", "en", "--paths.train", "train.spacy"
-    )
-
-
 @pytest.mark.parametrize(
     ("args", "names"),
     [
-        (("--lang", "en"), "--paths.train train.spacy"),
-        (("--paths.train", "train.spacy"), "Name it: --lang en"),
-        (("--paths.train", "train.spacy", "--lang", "qq"), "--lang qq: spaCy has no language of that code"),
-        (("--paths.train", "no.spacy", "--lang", "en"), "there is no file or folder 'no.spacy'"),
-        (("--paths.train", "train.spacy", "--lang", "en", "--recipe", "bests"), "Did you mean 'best'?"),
-        (("--paths.train", "train.spacy", "--lang", "en", "--split", "2"), "between 0 and 1 for --split, found 2"),
         (("--paths.train", "train.spacy", "--lang", "en", "--split", "0.2"), "at least two different ones, found 1"),
-        (
-            ("--paths.train", "train.spacy", "--paths.dev", "train.spacy", "--lang", "en", "--split", "0.2"),
-            "there is --paths.dev too",
-        ),
-        (("--paths.train", "train.spacy", "--lang", "en", "--pretrained"), "download en_core_web_lg"),
         (("--paths.train", "train.spacy", "--lang", "fi", "--pretrained"), "Can't make a config with --pretrained"),
         (("out.cfg", "--lang", "en", "--gpu"), "Can't use --lang and --gpu: for a new config only"),
         (("out.cfg",), "expected a recipe, found none"),
@@ -265,32 +237,9 @@ def test_init_refuses_texts_that_teach_nothing(refused, tmp_path):
     ],
 )
 def test_init_refuses(args, names, refused, tmp_path):
+    """Others: tests/mistakes."""
     write(tmp_path / "train.spacy", [text(0, "entities")])
     assert names in " ".join(refused("new.cfg", *args).split())
-
-
-def test_init_needs_a_name_for_the_config(refused, tmp_path):
-    write(tmp_path / "train.spacy", [text(0, "entities")])
-    args = ("--paths.train", "train.spacy", "--lang", "en")
-    assert "expected the name of the file to write, found none" in " ".join(refused(*args).split())
-    # Nothing leads to texts that are overwritten by a config.
-    shutil.copy(tmp_path / "train.spacy", tmp_path / "a$b.spacy")
-    for more in ((), ("--split", "0.5")):
-        said = refused("new.cfg", "--lang", "en", "--paths.train", "a$b.spacy", *more)
-        assert "reads $ in a path as the start of a variable" in " ".join(said.split())
-    said = " ".join(refused("train.spacy", *args, "--force").split())
-    assert "found that of texts" in said and "Name the config, and the texts by an option: --paths.train train" in said
-
-
-@pytest.mark.parametrize(
-    ("output", "told"), [("project", "expected a file, found a folder"), ("train.spacy", "found that of texts")]
-)
-def test_init_writes_no_config_over_a_folder_or_texts(output, told, refused, tmp_path):
-    write(tmp_path / "train.spacy", [text(0, "entities")])
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "notes.txt").write_text("precious")
-    shutil.copy(CONFIGS / "cnn.cfg", tmp_path / "in.cfg")
-    assert told in " ".join(refused("in.cfg", output, "--recipe", "robust").split())
 
 
 def test_init_prints_commands_for_a_shell(tmp_path, monkeypatch):
@@ -309,17 +258,6 @@ def test_init_gpu_needs_a_transformer(refused, tmp_path):
     write(tmp_path / "train.spacy", [text(0, "entities")])
     said = refused("new.cfg", "--paths.train", "train.spacy", "--lang", "en", "--gpu")
     assert "pip install 'thinc-torchopt[transformers]'" in said
-
-
-def test_init_refuses_a_config_for_other_annotations(refused, tmp_path):
-    spacy_cli("init", "config", tmp_path / "in.cfg", "--pipeline", "tagger,parser,ner")
-    write(tmp_path / "train.spacy", [text(i, "entities") for i in range(4)])
-    args = ("in.cfg", "out.cfg", "--recipe", "robust", "--paths.train", "train.spacy")
-    said = " ".join(refused(*args).split())
-    assert "'tagger' has nothing to learn" in said and "'parser' has nothing" in said
-    assert "init new.cfg --lang en" in said
-    write(tmp_path / "train.spacy", [text(i, "entities", "tags", "trees") for i in range(15)])
-    spacy_cli("torchopt", "init", *args)
 
 
 # ---------------------------------------------------------------------- what was measured

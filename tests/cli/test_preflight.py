@@ -11,7 +11,6 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry
 
 from thinc_torchopt.core.algorithms.facts import FAR, usual_rates
-from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ..configs import smaller
@@ -49,21 +48,6 @@ def test_preflight_of_a_config_that_cant_be_read_is_json_too(preflight):
 
 
 # ---------------------------------------------------------------------- corpora
-
-
-def test_preflight_corpora_that_are_not_there(preflight, tmp_path):
-    """Both are told at once, and by their names."""
-    empty = tmp_path / "empty.spacy"
-    DocBin().to_disk(empty)
-    (tmp_path / "text.spacy").write_text("no corpus")
-    stops = preflight(CNN, paths__train=tmp_path / "none.spacy", paths__dev=empty)["stops"]
-    assert len(stops) == 2
-    assert "[corpora.train]: there is no file or folder" in stops[0] and "none.spacy" in stops[0]
-    assert "texts in [corpora.dev], found none at" in stops[1] and "empty.spacy" in stops[1]
-    [stop] = preflight(CNN, paths__train=tmp_path / "text.spacy")["stops"]
-    assert "[corpora.train]" in stop and "is not in spaCy's binary format" in stop
-    [stop] = preflight(CNN, paths__dev=None)["stops"]
-    assert stop.startswith("Can't read [corpora.dev]: its path is not set.") and "--paths.dev dev.spacy" in stop
 
 
 def test_preflight_dev_that_is_not_there_leaves_the_rest(preflight, tmp_path):
@@ -105,13 +89,6 @@ def test_preflight_changes_no_file(preflight, tmp_path, monkeypatch, corpus):
 # ---------------------------------------------------------------------- nothing to train, schedules, ends
 
 
-def test_preflight_nothing_to_train(preflight):
-    frozen = preflight(CNN, training__frozen_components=["tok2vec", "tagger", "parser"])
-    assert named(frozen["stops"], "Nothing would be trained: [training] frozen_components lists every")
-    still = preflight(CNN, **{f"{RATE}.initial_rate": 0.0})
-    assert still["stops"] == ["Nothing would be trained: each learning rate in [training.optimizer] is 0 at all steps."]
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -121,62 +98,6 @@ def test_preflight_nothing_to_train(preflight):
 )
 def test_preflight_components_that_listen(settings, words, preflight):
     assert named(preflight(CNN, **settings)["stops"], f"Can't train 'tagger': it listens to 'tok2vec', {words}")
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({f"{RATE}.total_steps": 50}, "is 0 from step 50 on, and the training ends at step 200"),
-        ({f"{RATE}.total_steps": 900}, "still at 0.787 of its highest when the training ends at step 200"),
-        ({f"{RATE}.warmup_steps": 500, f"{RATE}.total_steps": 900}, "still rises at step 200"),
-        ({f"{RATE}.initial_rate": 0.5}, "goes up to 0.5, far above what is usual for torch.AdamW.v1, 0.00001 to 0.005"),
-        ({"training.patience": 10}, "The training ends at step 10, whatever the score does"),
-        ({"training.eval_frequency": 300}, "The only evaluation is at step 0"),
-        ({"training.eval_frequency": 150}, "50 steps at the end are not scored"),
-        ({"training.max_steps": 0}, "Nothing ends this training"),
-        (
-            {"training.batcher.discard_oversize": "true", "training.batcher.size": 4},
-            "words in [corpora.train] are in no",
-        ),
-    ],
-    ids=["short", "long", "rising", "rate", "patience", "never-scored", "last", "endless", "left-out"],
-)
-def test_preflight_notes(settings, words, preflight):
-    """Each alone: the config as it is has none of them."""
-    short = {"training.max_steps": 200, "training.eval_frequency": 20, "training.patience": 0}
-    short |= {f"{RATE}.warmup_steps": 10, f"{RATE}.total_steps": 200, "training.batcher.tolerance": 0.0}
-    settings = short | settings
-    settings = {key: True if value == "true" else value for key, value in settings.items()}
-    found = preflight(CNN, **settings)
-    assert len(named(found["notes"], words)) == 1 and not found["stops"]
-    # The toy corpus has the same texts in both parts.
-    # A schedule to the end, and patience, do not go together anyway.
-    known = [words, "texts in [corpora.dev] are in", "patience = 10 may end the training"]
-    assert not [note for note in found["notes"] if not any(word in note for word in known)]
-
-
-@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
-def test_preflight_rate_of_an_algorithm_that_finds_its_own(preflight):
-    """The rate is a factor then. A usual one for Adam makes steps of a thousandth."""
-    for rate, notes in ((0.001, 1), (1.0, 0)):
-        settings = {"training.optimizer.learn_rate": rate, "training.optimizer.algorithm.name": "prodigy"}
-        found = preflight(CONFIGS / "pytorch_optimizer.cfg", **settings)
-        assert len(named(found["notes"], "multiplies it by learn_rate: here, by 0.001. Set learn_rate = 1.0")) == notes
-        assert not named(found["notes"], "far above")
-
-
-def test_preflight_patience_that_no_training_can_lose(preflight):
-    """Nor one that is about as long as the training."""
-    settings = {"training.max_steps": 200, "training.eval_frequency": 20, f"{RATE}.total_steps": 200}
-    assert named(preflight(CNN, training__patience=149, **settings)["notes"], "patience = 149 may end the training")
-    assert not named(preflight(CNN, training__patience=150, **settings)["notes"], "may end the training")
-
-
-def test_preflight_batches_that_there_are_not(preflight):
-    """spaCy's loop would look for one for ever."""
-    settings = {"training.batcher.discard_oversize": True, "training.batcher.size": 1}
-    [stop] = preflight(CNN, **settings, **{"training.batcher.tolerance": 0.0})["stops"]
-    assert stop.startswith("There would be no batch: each text in [corpora.train] is longer")
 
 
 def test_preflight_usual_rates():

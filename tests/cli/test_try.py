@@ -220,7 +220,6 @@ def test_try_tells_of_recipes_that_fail(folder):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--recipes", "nonsense"], "Can't use the recipe 'nonsense'"),
         (["--recipes", " , "], "Can't use '--recipes' in spacy torchopt try: expected names of recipes"),
         (["--steps", 0], "Can't use '--steps' in spacy torchopt try: expected a whole number of at least 1, found 0."),
         (["--seeds", 0], "Can't use '--seeds' in spacy torchopt try"),

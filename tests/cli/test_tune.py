@@ -8,8 +8,8 @@ import re
 import pytest
 import spacy
 
+from thinc_torchopt.addons.recipes import open_source
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
-from thinc_torchopt.cli._setup import open_source
 from thinc_torchopt.cli.tune import _default_space, _short_names
 from thinc_torchopt.core.compat import has_matplotlib, has_optuna
 
@@ -113,7 +113,7 @@ def test_tune_verdict_is_of_what_is_saved(folder):
 def test_tune_default_space(folder):
     def space(text):
         (folder / "config.cfg").write_text(text)
-        return _default_space(open_source(folder / "config.cfg", [], code_path=None, use_gpu=-1))
+        return _default_space(open_source(folder / "config.cfg"))
 
     decay, dropout = {"training.optimizer.algorithm.weight_decay": "1e-4..0.3:log"}, {"training.dropout": "0.0..0.4"}
     assert space(CNN.read_text()) == {RATE: "0.0002..0.02:log", **decay, **dropout}

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy
 
-from .waits import count
+from .waits import count, count_op
 
 __version__ = "13.6.0"
 
@@ -96,9 +96,12 @@ class ndarray:
         self.host[...] = host
 
     def __getitem__(self, index):
-        return _wrap(self.host[_index(index)])
+        found = self.host[_index(index)]
+        _count("getitem", found, self.host)
+        return _wrap(found)
 
     def __setitem__(self, index, value):
+        _count("setitem", self.host, self.host)
         self.host[_index(index)] = _host(value)
 
     def __len__(self):
@@ -155,6 +158,14 @@ def _wrap(value):
     return type(value)(map(_wrap, value)) if type(value) in (list, tuple) else value
 
 
+def _count(name, found, *given):
+    """Count an operation, unless its result is no array, a view of what was given, or memory without values."""
+    is_array = isinstance(found, (numpy.ndarray, numpy.generic))
+    is_new = all(found is one or not numpy.may_share_memory(found, one) for one in given if hasattr(one, "shape"))
+    if (is_array and is_new and not name.startswith("empty")) or found is None:
+        count_op(f"cupy {name}")
+
+
 def _host(value):
     """What CuPy takes, as NumPy takes it."""
     if isinstance(value, ndarray):
@@ -178,6 +189,7 @@ def _on_hosts(function):
     def run(*args, **kwargs):
         hosts, named = [_host(arg) for arg in args], {key: _host(value) for key, value in kwargs.items()}
         found = function(*hosts, **named)
+        _count(getattr(function, "__name__", "ufunc"), found, *hosts, *named.values())
         given = next(
             (arg for arg in (*args, kwargs.get("out")) if isinstance(arg, ndarray) and arg.host is found), None
         )
@@ -193,6 +205,7 @@ def _operator(name):
         found = getattr(self.host, name)(*map(_host, others))
         if found is NotImplemented:
             return found
+        _count(name, found, self.host)
         return self if found is self.host else _wrap(found)
 
     return operate
@@ -212,7 +225,9 @@ def array(data, dtype=None, copy=True, order="K"):
     host = data.host if isinstance(data, ndarray) else data
     if type(data) in (list, tuple) and any(isinstance(item, ndarray) for item in data):
         host = [item.host for item in data]
-    return _wrap(numpy.array(host, dtype, copy=bool(copy) or None, order=order))
+    found = numpy.array(host, dtype, copy=bool(copy) or None, order=order)
+    _count("array", found)
+    return _wrap(found)
 
 
 def asarray(data, dtype=None, order=None):
@@ -357,7 +372,8 @@ def _replace_kernels(cupyx):
         param -= learn_rate * m / (sys.modules[__name__].sqrt(v) + eps)
 
     cupy_ops.adam_kernel = adam
-    cupyx.scatter_add = _on_hosts(ops.scatter_add)
+    scatter_add = _on_hosts(ops.scatter_add)
+    cupyx.scatter_add = lambda table, indices, values: scatter_add(table, _wrap(_index(indices)), values)
 
 
 def _nothing(*args, **kwargs):

@@ -10,20 +10,23 @@ import pytest
 import spacy
 import torch
 import torch.distributed as dist
+from spacy.ml import tb_framework
+from spacy.training import Example
 from thinc.api import fix_random_seed, require_cpu, require_gpu
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.addons.distributed.agree import checksums
 from thinc_torchopt.addons.distributed.group import RankGroup
-from thinc_torchopt.addons.distributed.reduce import FlatReduce
+from thinc_torchopt.addons.distributed.reduce import FlatReduce, checksums
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.averages.settings import EMA
+from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.params.pipeline import walk_pipeline
 from thinc_torchopt.core.state.by_name import collect_grads
+from thinc_torchopt.loop.faster import SWITCH, Faster
 
 from ..models import backprop, mixed_model, ready_pipeline, toy_examples
-from .waits import waits
+from .waits import operations, waits
 
 pytestmark = pytest.mark.device
 
@@ -127,6 +130,25 @@ def test_a_parser_waits_once_though_a_layer_is_on_the_cpu(double):
             step(nlp, optimizer)
         assert found == {"tolist": 1}
     assert {param.device.type for param in optimizer.params.values()} == {"cpu", "cuda"}
+
+
+@pytest.mark.parametrize("component", ["parser", "ner"])
+def test_a_parsers_operations_do_not_grow_with_its_steps(double, component, monkeypatch):
+    """With spaCy's backward pass, each step of a text brings some. It is put back."""
+    _, nlp = pipelines(component)
+    counts = []
+    for switch in ("0", "1"):
+        monkeypatch.setenv(SWITCH, switch)
+        faster = Faster(nlp, keeps=False)
+        faster.before_run()
+        for words in (10, 20):
+            text = {"words": ["a"] * words, "entities": [(0, words, "A")], "heads": [0] * words, "deps": ["x"] * words}
+            with operations() as ops, waits() as waited:
+                nlp.update([Example.from_dict(nlp.make_doc("a " * words), text)], sgd=False)
+            counts.append((sum(ops.values()), sum(waited.values())))
+        faster.close()
+    assert counts[0] < counts[1] and counts[2] == counts[3], counts
+    assert forward_of(nlp.get_pipe(component).model) is tb_framework.forward
 
 
 def test_a_step_of_several_processes_waits_twice(double, tmp_path):

@@ -117,8 +117,8 @@ def test_checkpoint_folder_passes_over_one_with_a_damaged_progress(progress, tmp
     """Its checksums are right, as if another program had written it."""
     write_folder(tmp_path / name_of(5), saved_run(5))
     write_folder(tmp_path / name_of(6), {**saved_run(6), "progress": progress})
-    with pytest.warns(CheckpointWarning, match="expected 'progress.* The next older checkpoint is used"):
-        assert [saved.progress.step for saved in whole_ones(tmp_path)] == [5]
+    with pytest.warns(CheckpointWarning, match="expected 'progress.* The next one is used"):
+        assert [saved.progress.step for saved in whole_ones(reversed(steps_of(tmp_path)))] == [5]
     with pytest.raises(StateError, match="expected 'progress"):
         read_checkpoint(tmp_path / name_of(6))
     shown = spacy_cli("torchopt", "checkpoint", tmp_path / name_of(6), check=False)
@@ -132,11 +132,11 @@ def test_checkpoint_folder_passes_over_none_that_can_not_be_read(without_privile
     for step in (1, 6):
         (tmp_path / name_of(step)).chmod(0)
     with pytest.raises(StateReadError, match="step-00000006"):
-        next(whole_ones(tmp_path))
+        next(whole_ones(reversed(steps_of(tmp_path))))
     prune(tmp_path, 1)
     assert left(tmp_path) == [1, 5, 6]
     (tmp_path / name_of(6)).chmod(0o700)
-    assert next(whole_ones(tmp_path)).progress.step == 6
+    assert next(whole_ones(reversed(steps_of(tmp_path)))).progress.step == 6
 
 
 def test_checkpoint_folder_shows_which_ones_can_not_be_read(without_privileges, monkeypatch, tmp_path):
@@ -169,7 +169,7 @@ def test_checkpoint_folder_resumes_from_that_of_a_stop_and_does_not_go_back_to_i
     for folder, step in ((tmp_path, 99_999_999), (tmp_path / STOPPED, 100_000_000)):
         write_folder(folder / name_of(step), {**saved_run(step), "optimizer": {"groups": {}}})
     assert newest_whole(tmp_path).progress.step == 100_000_000
-    assert [saved.progress.step for saved in whole_ones(tmp_path)] == [99_999_999]
+    assert [saved.progress.step for saved in whole_ones(reversed(steps_of(tmp_path)))] == [99_999_999]
     # Both stay until the next one is written.
     assert room_for(tmp_path, 100_000, 1) == 300_000 - sum(map(bytes_of, resumable(tmp_path)))
     shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path, "--json").stdout)
@@ -198,7 +198,7 @@ def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
     remove(steps_of(tmp_path))
     assert left(tmp_path) == [0, 7] and left(tmp_path / "linked") == [0]
     assert [path.name for path in (tmp_path / name_of(7)).iterdir()] == ["notes.txt"] and next(
-        whole_ones(tmp_path / name_of(7)), 0
+        whole_ones(steps_of(tmp_path / name_of(7))), 0
     ) == 0
 
 

@@ -16,6 +16,7 @@ from spacy.training import Corpus, Example
 from spacy.training.loop import create_evaluation_callback, create_train_batches
 from spacy.util import registry
 
+from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 from thinc_torchopt.core.read_once import evaluation_of_kept
 from thinc_torchopt.loop.data_check import Corpus as Read
@@ -169,29 +170,50 @@ def test_training_check_changes_no_batch(is_early):
     assert PLACE.setdefault("drawn", drawn) == drawn and PLACE["reads"]["train"] == 20
 
 
+def warmup(warmup_steps, total_steps, **more):
+    return {"learn_rate": {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, **more,
+                           "warmup_steps": warmup_steps, "total_steps": total_steps}}  # fmt: skip
+
+
+def prodigy(rate):
+    return {"algorithm": {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "prodigy"}, "learn_rate": rate}
+
+
+OURS = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1}
+needs_prodigy = pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+
+
 @pytest.mark.parametrize(
-    ("learn_rate", "told"),
+    ("settings", "told"),
     [
-        (
-            {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 10},
-            "from step 10",
-        ),
-        (
-            {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 9, "total_steps": 900},
-            "is still at",
-        ),
-        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 0}, "nothing is"),
-        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 100}, ""),
-        ({"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1}, ""),
-        ({"@schedules": "constant.v1", "rate": 0.01}, ""),
-        (0.01, ""),
-        (0.5, "goes up to 0.5, far above what is usual for torch.AdamW.v1"),
-        (0.0, "Nothing would be trained: each learning rate"),
+        # The schedule: too short, too long, thinc's with a slip; and those that are as they should be.
+        ({"optimizer": warmup(1, 10)}, "is 0 from step 10 on, and the training ends at step 100"),
+        ({"optimizer": warmup(9, 900)}, "is still at 0.898 of its highest when the training ends at step 100"),
+        ({"optimizer": warmup(500, 900)}, "still rises at step 100"),
+        ({"optimizer": warmup(1, 0)}, "learn_rate is thinc's warmup_linear.v1 with total_steps = 0: it falls to 0"),
+        ({"optimizer": warmup(1, 100)}, ""),
+        ({"optimizer": {"learn_rate": OURS}}, ""),
+        ({"optimizer": {"learn_rate": {"@schedules": "constant.v1", "rate": 0.01}}}, ""),
+        # Rates.
+        ({"optimizer": {"learn_rate": 0.01}}, ""),
+        ({"optimizer": {"learn_rate": 0.5}}, "goes up to 0.5, far above what is usual for torch.AdamW.v1, 0.00001 to"),
+        ({"optimizer": {"learn_rate": 0.0}}, "Nothing would be trained: each learning rate"),
+        pytest.param({"optimizer": prodigy(0.001)}, "here, by 0.001. Set learn_rate = 1.0", marks=needs_prodigy),
+        pytest.param({"optimizer": prodigy(1.0)}, "", marks=needs_prodigy),
+        # The end.
+        ({"eval_frequency": 150}, "The only evaluation is at step 0"),
+        ({"eval_frequency": 60}, "40 steps at the end are not scored"),
+        ({"patience": 20}, "The training ends at step 20, whatever the score does"),
+        ({"patience": 74, "optimizer": warmup(1, 100)}, "patience = 74 may end the training long before"),
+        ({"patience": 74, "optimizer": {"learn_rate": OURS}}, "learn_rate falls until step 100, but patience = 74"),
+        ({"patience": 75, "optimizer": warmup(1, 100)}, ""),
+        ({"last": 0}, "Nothing ends this training"),
+        ({"frozen_components": ["tagger"]}, ""),
     ],
 )
-def test_training_check_of_schedules(learn_rate, told):
-    """Too short, too long, thinc's with a slip; and those that are as they should be."""
-    found = found_in_settings(optimizer={"learn_rate": learn_rate})
+def test_training_check_of_settings(settings, told):
+    """What explain knows, the run knows."""
+    found = found_in_settings(**settings)
     assert told in found and bool(found) == bool(told)
 
 
@@ -263,23 +285,6 @@ def noise():
 
 def test_training_check_of_schedules_draws_no_number():
     assert not found_in_settings(optimizer={"learn_rate": {"@schedules": "test-check.noise.v1"}})
-
-
-# ---------------------------------------------------------------------- what explain knows, the run knows
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"eval_frequency": 150}, "The only evaluation is at step 0"),
-        ({"eval_frequency": 60}, "40 steps at the end are not scored"),
-        ({"patience": 20}, "The training ends at step 20, whatever the score does"),
-        ({"frozen_components": ["tagger"]}, ""),
-    ],
-)
-def test_training_check_of_the_end(changes, told):
-    found = found_in_settings(**changes)
-    assert told in found and bool(found) == bool(told)
 
 
 def test_training_check_looks_at_all_of_a_large_corpus():

@@ -11,7 +11,7 @@ from confection import Config
 from spacy.language import Language
 from spacy.training import Example
 
-from ..addons.recipes import Plan, Setting, blank_pipeline, make_config_from, plan_for, read_corpus
+from ..addons.recipes import Plan, Setting, make_config_from, plan_for
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.kinds import survey
@@ -23,9 +23,12 @@ from ._new_config import (
     NewConfig,
     Wish,
     apart_from,
+    command_to_train,
+    convert,
     evaluation,
     load_pipeline,
     paths_of,
+    read_texts,
     split_off,
     taught_settings,
     write,
@@ -40,6 +43,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     assert wish.source is not None
     paths = paths_of(path, wish)
     nlp = load_pipeline(wish.source, "--from")
+    converted = convert(paths, nlp, wish)
     examples = _read(nlp, paths["train"])
     found = survey(example.reference for example in examples)
     with show_activity("Comparing the texts with the pipeline"), preserved_random():
@@ -48,7 +52,9 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     if wish.split is not None:
         paths |= split_off(paths, wish)
     given = {"old": wish.old, "old_dev": wish.old_dev}
-    olds = {name: str(file) for name, file in given.items() if file is not None}
+    all_olds = {name: None if file is None else str(file) for name, file in given.items()}
+    converted += convert(all_olds, nlp, wish)
+    olds = {name: file for name, file in all_olds.items() if file is not None}
     n_old = {name: len(_read(nlp, file)) for name, file in olds.items()}
     if "old" in olds and (spans := [name for name, one in plan.learners.items() if one.kind == "spans"]):
         raise ConfigError(
@@ -61,22 +67,26 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
         config = make_config_from(nlp, wish.source, plan)
         config["paths"] |= {**paths, **olds}
         text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds, config))
-    new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=output)
     dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, paths["dev"], "dev_corpus"))
-    new.lines = [
+    lines = [
+        *converted,
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan)}",
         f"Chose {_chosen(nlp, plan, wish.source)} {told}",
-        evaluation(paths, wish, dev, log=log) + _evaluated_too(plan, paths, olds, n_old, output),
+        evaluation(paths, wish, dev, log=log),
     ]
-    new.warnings = _warnings(plan, wish) + _left_out(nlp) + warned
-    return new
+    if "old_dev" in olds:
+        lines[-1] += f" Evaluates on {count(n_old['old_dev'], 'text')} of {olds['old_dev']}, too."
+    if plan.taught and dev is not None:
+        lines[-1] += (
+            " In the score, what the old pipeline fills in counts as right, so it is high before the new labels are "
+            f"learned: use {output}/model-last."
+        )
+    warnings = _warnings(plan, wish) + _left_out(nlp) + warned
+    return NewConfig(text, lines, warnings, command_to_train(path, output, paths))
 
 
 def _read(nlp: Language, path: str | None, setting: Setting = "train_corpus") -> list[Example]:
-    """Read a file of texts, with the tokenizer of a pipeline. RAISES (ConfigError): It can't be read, or is empty."""
-    reading = blank_pipeline(str(nlp.lang), {"train": path, "dev": path}, like=nlp)
-    with show_activity("Reading the texts"):
-        return read_corpus(reading, reading.config.interpolate(), setting, purpose="make a config")
+    return read_texts({"train": path, "dev": path}, str(nlp.lang), setting, like=nlp)
 
 
 def _taught(plan: Plan, olds: Mapping[str, str], config: Config) -> dict[str, dict[str, Any]]:
@@ -127,29 +137,6 @@ def _chosen(nlp: Language, plan: Plan, source: str) -> str:
     if plan.taught:
         parts.append(f"The pipeline as it was fills in labels that the texts leave open, for {listed(plan.taught)}")
     return ". ".join(parts) + "."
-
-
-def _evaluated_too(
-    plan: Plan, paths: Mapping[str, str | None], olds: Mapping[str, str], n_old: Mapping[str, int], output: str
-) -> str:
-    """Old texts to evaluate on, and how to see old and new labels apart."""
-    found = ""
-    if "old_dev" in olds:
-        found += f" Evaluates on {count(n_old['old_dev'], 'text')} of {olds['old_dev']}, too."
-    if plan.taught and paths["dev"] is not None:
-        files = [
-            f"{olds['old_dev']} for the old labels" if "old_dev" in olds else "",
-            f"{paths['dev']} for the new ones",
-        ]
-        named = ", and ".join(filter(None, files))
-        found += (
-            " In the score, what the old pipeline fills in counts as right, so it is high before the new labels "
-            f"are learned: use {output}/model-last. To see its score of each label by annotations alone: "
-            f"spacy evaluate {output}/model-last with {named}."
-        )
-    elif plan.new and paths["dev"] is not None:
-        found += f" The score of each label: spacy torchopt report {output}/log.jsonl --model {output}/model-best."
-    return found
 
 
 def _warnings(plan: Plan, wish: Wish) -> list[str]:

@@ -15,6 +15,7 @@ from spacy.training import Example
 from ..addons.recipes import (
     Choice,
     Recipe,
+    Setting,
     blank_pipeline,
     choose_components,
     find_pretrained,
@@ -35,11 +36,13 @@ from ..core.config_checks import check_training_section
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.kinds import Annotations, OfSpans, survey
+from ..core.readers import Misaligned
 from ..core.words import count, listed, plain
 from ..loop.data_check import Corpus
 from ..loop.filling import components_of, counterpart
 from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
+from ._texts import as_binary, is_binary
 
 OUTPUT = "training"
 # A teacher's predictions, by text and teacher.
@@ -47,6 +50,10 @@ CACHE = "training/taught"
 # Texts of a teacher for each annotated one, unless --share says another number.
 _SHARE = 2.0
 _PATHS = ("paths.train", "paths.dev")
+_NO_LANGUAGE = (
+    "Can't make a config: expected the language of the texts, found none. Name it: --lang en for English, --lang xx "
+    "for any or several."
+)
 
 
 @dataclass
@@ -57,6 +64,7 @@ class Wish:
     split (float | None): Share of the texts to evaluate on.
     teacher (str | None): A pipeline that annotates `texts`, `share` of them for each annotated text.
     source (str | None): A pipeline to go on with. old, old_dev (Path | None): Texts with its labels.
+    misaligned: For spans that begin or end within a token, in files that are converted.
     overrides (dict): Values by dotted path, which are written into the config.
     """
 
@@ -73,21 +81,22 @@ class Wish:
     source: str | None = None
     old: Path | None = None
     old_dev: Path | None = None
+    misaligned: Misaligned = "expand"
 
 
 @dataclass
 class NewConfig:
-    """A config that was made from texts.
+    """A config that was made or changed.
 
     lines (list[str]): What was found and chosen. warnings (list[str]): What the user should check.
-    has_dev (bool): Whether it names texts to evaluate on. output (str): A folder for the training.
+    command (list[str]): Of spaCy, to type next.
     """
 
     text: str
     lines: list[str]
-    warnings: list[str] = field(default_factory=list)
-    has_dev: bool = True
-    output: str = OUTPUT
+    warnings: list[str]
+    command: list[str]
+    title: str = "Saved config"
 
 
 def make(path: Path, stem: str, wish: Wish) -> NewConfig:
@@ -97,6 +106,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     RAISES (ConfigError): The texts can't be read, or no component can learn from them.
     """
     paths = paths_of(path, wish)
+    converted = convert(paths, None if wish.lang is None else blank_pipeline(wish.lang, {}), wish)
     examples, lang = _read(paths, wish.lang)
     found = survey(example.reference for example in examples)
     choice = choose_components(found)
@@ -121,18 +131,15 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         log = f"{output}/log.jsonl"
         text, told, warned = write(config, path, stem, wish, log=log, taught=taught.readers, more=taught.share)
     dev = _read_dev(paths, lang)
-    new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=output)
     by, by_hand = "", ""
     if wish.teacher is not None:
         by = f" {wish.teacher} teaches {listed(taught.readers['corpora.train']['components'])}{_with_texts(wish)}."
     if taught.filled:
         by += f" It fills in {listed(taught.filled)}, which {train} does not have."
     if "corpora.dev" in taught.readers and dev is not None:
-        by_hand = (
-            f" In the score, what {wish.teacher} fills in counts as right, too. To score by annotations alone: spacy "
-            f"evaluate {output}/model-best {paths['dev']}."
-        )
-    new.lines = [
+        by_hand = f" In the score, what {wish.teacher} fills in counts as right, too."
+    lines = [
+        *converted,
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
         + _listed([component.found for component in choice.components])
         + ".",
@@ -140,14 +147,14 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         f"{_hardware(wish, config)}.{by} {told}",
         evaluation(paths, wish, dev, log=log) + by_hand,
     ]
-    new.warnings = [f"Left out: {one}." for one in choice.left_out]
-    new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
-    new.warnings += _without(choice, paths, dev) + taught.doubts + warned
+    warnings = [f"Left out: {one}." for one in choice.left_out]
+    warnings += notes_on(choice, found) + notes_on_language(lang, examples)
+    warnings += taught.doubts + warned
     with plain_errors(path=path):
         nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
     nothing_frozen: dict[str, Any] = {"training": {"frozen_components": []}}
-    new.warnings += doubts_of_labels(nlp, nothing_frozen, Corpus("corpora.train", examples), [])
-    return new
+    warnings += doubts_of_labels(nlp, nothing_frozen, Corpus("corpora.train", examples), [])
+    return NewConfig(text, lines, warnings, command_to_train(path, output, paths, gpu=wish.gpu))
 
 
 def paths_of(path: Path, wish: Wish) -> dict[str, str | None]:
@@ -170,6 +177,23 @@ def paths_of(path: Path, wish: Wish) -> dict[str, str | None]:
             "file or the folder."
         )
     return paths
+
+
+def convert(paths: dict[str, str | None], nlp: Language | None, wish: Wish) -> list[str]:
+    """Convert texts that spaCy's reader does not take, and replace their paths.
+
+    nlp (Language | None): With the tokenizer of the pipeline. None: no language is named.
+    RETURNS (list[str]): What was found, in words.
+    RAISES (ConfigError): They can't be read, or there is no language.
+    """
+    told = []
+    for name, given in paths.items():
+        if given is not None and not is_binary(given):
+            if nlp is None:
+                raise ConfigError(_NO_LANGUAGE)
+            paths[name], lines = as_binary(nlp, given, wish.misaligned)
+            told += lines
+    return told
 
 
 def split_off(paths: Mapping[str, str | None], wish: Wish) -> dict[str, str]:
@@ -321,28 +345,34 @@ def _with_texts(wish: Wish) -> str:
 # ---------------------------------------------------------------------- the texts
 
 
+def read_texts(
+    paths: Mapping[str, str | None], lang: str, setting: Setting = "train_corpus", *, like: Language | None = None
+) -> list[Example]:
+    """Read a file of texts.
+
+    like (Language): With its tokenizer.
+    RAISES (ConfigError): It can't be read, or is empty.
+    """
+    nlp = blank_pipeline(lang, paths, like=like)
+    with show_activity("Reading the texts"):
+        return read_corpus(nlp, nlp.config.interpolate(), setting, purpose="make a config")
+
+
 def _read(paths: Mapping[str, str | None], lang: str | None) -> tuple[list[Example], str]:
     """Read the texts, and find their language, if none is named."""
-    nlp = blank_pipeline(lang or "xx", paths)
-    with show_activity("Reading the texts"):
-        examples = read_corpus(nlp, nlp.config.interpolate(), "train_corpus", purpose="make a config")
+    examples = read_texts(paths, lang or "xx")
     if lang is not None:
         return examples, lang
     said = languages_of(examples)
     if not said:
-        raise ConfigError(
-            "Can't make a config: expected the language of the texts, found none. Name it: --lang en for English, "
-            "--lang xx for any or several."
-        )
+        raise ConfigError(_NO_LANGUAGE)
     return examples, next(iter(said)) if len(said) == 1 else "xx"
 
 
 def _read_dev(paths: Mapping[str, str | None], lang: str) -> Annotations | None:
     if paths["dev"] is None:
         return None
-    nlp = blank_pipeline(lang, paths)
-    examples = read_corpus(nlp, nlp.config.interpolate(), "dev_corpus", purpose="make a config")
-    return survey(example.reference for example in examples)
+    return survey(example.reference for example in read_texts(paths, lang, "dev_corpus"))
 
 
 def _as_given(file: Path, given: Path) -> str:
@@ -447,6 +477,12 @@ def _is_measured(nlp: Language) -> bool:
     return any(row.is_measured for row in rows)
 
 
+def command_to_train(path: Path, output: str, paths: Mapping[str, str | None], *, gpu: bool = False) -> list[str]:
+    """The command of spaCy that trains with a config. output (str): A folder."""
+    without_dev = [] if paths["dev"] is not None else ["--paths.dev", "dev.spacy"]
+    return ["train", str(path), "--output", output, *(["--gpu-id", "0"] if gpu else []), *without_dev]
+
+
 # ---------------------------------------------------------------------- texts to evaluate on
 
 
@@ -461,14 +497,3 @@ def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | N
     if wish.split is not None:
         told += f", {wish.split:.0%} of the texts, drawn at random; the others are in {paths['train']}"
     return f"{told}. Logs each step to {wish.overrides.get('training.logger.logger2.path', wish.log_path or log)}."
-
-
-def _without(choice: Choice, paths: Mapping[str, str | None], dev: Annotations | None) -> list[str]:
-    """Components that texts to evaluate on say nothing about."""
-    if dev is None:
-        return []
-    found = []
-    for component in choice.components:
-        if not dev.of(component.kind).labels:
-            found.append(f"'{component.name}' can't be scored: no text in '{paths['dev']}' is annotated for it.")
-    return found

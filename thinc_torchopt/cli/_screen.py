@@ -7,6 +7,7 @@ this package and of confection, which reads configs; others are shown as before.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,14 +20,13 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..core.config_checks import PREFIXES, mentions_ours
+from ..core.config_checks import PREFIXES, decode, mentions_ours
 from ..core.errors import ConfigError, TorchOptError, TorchOptWarning
 from ..core.host import cli_util
 from ..core.launched import is_launched
 from ..core.near_misses import option_meant
-from ..core.text_files import decode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -180,6 +180,24 @@ def _options() -> list[str]:
             break
         context = found.make_context(word, [], parent=context, resilient_parsing=True)
     return [option for param in context.command.params for option in param.opts if option.startswith("--")]
+
+
+def show(found: Any, *, as_json: bool) -> None:
+    """Print a result: all as JSON, or its tables and then its notes."""
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        found.print(console := make_console())
+        print_notes(console, found.notes)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(f"Note: {note}", style="blue")
 
 
 def print_error(console: Console, text: str) -> None:

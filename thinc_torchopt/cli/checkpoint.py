@@ -13,10 +13,11 @@ from typer import Argument as Arg
 from ..core.errors import StateError, StateReadError
 from ..core.schema import write
 from ..core.state import MANIFEST, read_folder
+from ..core.tables import print_table
+from ..core.words import short
 from ..loop.checkpoint_folder import bytes_of, read_checkpoint, resumable, step_of
 from ._command import JSON
-from ._screen import errors_shown, make_console
-from ._terminal import print_json, print_notes, print_table, short
+from ._screen import errors_shown, make_console, print_json, print_notes
 
 
 def checkpoint(

@@ -14,11 +14,12 @@ from ..addons.controller import ControllerSettings, ControllerSpec, trainer_cont
 from ..addons.controller.run_rules import names_in_run
 from ..core.errors import ConfigError
 from ..core.host import cli_util
+from ..core.tables import print_table
 from ..core.words import count
+from ..loop.setup import config_errors, load_config
 from ._command import CODE, JSON
-from ._screen import errors_shown, make_console
-from ._setup import config_errors_shown, read_overrides
-from ._terminal import print_json, print_notes, print_table
+from ._screen import errors_shown, make_console, print_json, print_notes
+from ._setup import read_overrides
 
 
 def controller(
@@ -69,15 +70,13 @@ def _rules_of(path: Path, args: list[str]) -> tuple[Config | None, ControllerSet
                 f"Can't use {args[0]}: {path} is a file of rules, in which a config's settings can't be changed."
             )
         return None, trainer_controller(path)
-    overrides = read_overrides(args)
-    with config_errors_shown(path):
-        config = util.load_config(path / "config.cfg" if path.is_dir() else path, overrides=overrides, interpolate=True)
+    config = load_config(path / "config.cfg" if path.is_dir() else path, read_overrides(args)).interpolate()
     block = config.get("training", {}).get("optimizer", {}).get("controller")
     if block is None:
         raise ConfigError(
             f"Can't check the rules of {path}: expected a block [training.optimizer.controller], found none."
         )
-    with config_errors_shown(path, config):
+    with config_errors(config, path=path):
         found = util.registry.resolve({"controller": block})["controller"]
     if not isinstance(found, ControllerSettings):
         raise ConfigError(

@@ -12,9 +12,8 @@ from typer import Option as Opt
 
 from ..addons.preview import explain as describe
 from ._command import CODE, CONFIG, GPU, JSON
-from ._screen import errors_shown, make_console, print_error, wants_traceback
+from ._screen import errors_shown, make_console, print_error, print_json, wants_traceback
 from ._setup import read_overrides
-from ._terminal import print_json
 
 _WIDTH = 110
 

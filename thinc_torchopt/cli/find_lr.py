@@ -15,12 +15,13 @@ from typer import Option as Opt
 from ..addons.preview import describe, tell_pipeline
 from ..addons.report import check_picture, plot_range_test
 from ..addons.trials import RangeTest, learn_rate_settings, make_ramp, run_range_test
+from ..core.tables import print_table, sparkline
+from ..core.words import short
 from ..loop.progress_bars import show_progress
 from ..loop.schedule_check import Trained, rates_far_above
 from ._command import CODE, CONFIG, GPU, JSON, PICTURE
-from ._screen import errors_shown, make_console, print_error
+from ._screen import errors_shown, make_console, print_error, print_json
 from ._setup import build
-from ._terminal import print_json, print_table, short, sparkline
 
 _CHART_WIDTH = 60
 # Worth a try: the suggestion divided by that, up to it multiplied.

@@ -32,14 +32,23 @@ from ..loop.data_check import Corpus, Facts, nothing_to_learn
 from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
+from ..loop.setup import config_errors
 from ..loop.training_check import check
 from ._command import CODE
 from ._from_pipeline import make_from
 from ._new_config import NewConfig, Wish, make
 from ._screen import errors_shown
-from ._setup import config_errors_shown, read_overrides
+from ._setup import read_overrides
+from .convert import MISALIGNED_OPTION, checked
 
 _RECIPES = Recipe.names()
+_NOT_WITH_FROM = ("--lang", "--gpu", "--pretrained", "--teacher", "--texts", "--share")
+# Options that need another one: that, and an example of it.
+_NEEDS = {
+    **dict.fromkeys(("--old", "--old-dev"), ("--from", "training/model-best")),
+    "--share": ("--texts", "raw.jsonl"),
+    "--texts": ("--teacher", "training/large/model-best"),
+}
 
 
 def init(
@@ -81,6 +90,7 @@ def init(
         None, "--old", help="With --from: texts with the pipeline's old labels, to learn beside the new ones"
     ),
     old_dev: Optional[Path] = Opt(None, "--old-dev", help="With --from: texts with the old labels, to evaluate on"),
+    misaligned: str = MISALIGNED_OPTION,
     force: bool = Opt(False, "--force", "-F", help="Write a new config over an existing file"),
     log_path: Optional[Path] = Opt(
         None, "--log", help="File for a log of each step, for spacy torchopt report", dir_okay=False
@@ -99,8 +109,9 @@ def init(
     if output_path is not None and str(output_path).startswith("--"):  # the first override
         ctx.args.insert(0, str(output_path))
         output_path = None
+    written = output_path or config_path
     # With "-", only the config is printed to stdout.
-    to_stdout = str(output_path or config_path) == "-"
+    to_stdout = str(written) == "-"
     with errors_shown(as_json=to_stdout):
         if str(config_path).startswith("--"):  # the first override
             raise ConfigError(
@@ -110,141 +121,92 @@ def init(
         names = [name.strip() for name in ",".join(recipe or []).split(",") if name.strip()]
         recipes = [Recipe.of(name) for name in dict.fromkeys(names)]
         overrides = read_overrides(ctx.args, code_path)
-        check_output(output_path or config_path)
+        check_output(written)
         if output_path is None:
-            paths = {name: overrides.pop(f"paths.{name}", None) for name in ("old", "old_dev")}
-            wish = Wish(lang, gpu, pretrained, recipes, split, log_path, overrides)
-            wish.teacher, wish.texts, wish.share = teacher, texts, share
-            wish.source, wish.old, wish.old_dev = source, old or paths["old"], old_dev or paths["old_dev"]
-            _check_wish(wish)
-            new = _make_new(config_path, wish, force=force, to_stdout=to_stdout)
+            old, old_dev = overrides.pop("paths.old", old), overrides.pop("paths.old_dev", old_dev)
+        options: dict[str, Any] = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
+        options |= {"--teacher": teacher, "--texts": texts, "--share": share}
+        options |= {"--from": source, "--old": old, "--old-dev": old_dev}
+        if output_path is None:
+            _check_options(options)
+            wish = Wish(lang, gpu, pretrained, recipes, split, log_path, overrides, teacher, texts, share)
+            wish.misaligned = checked(misaligned)
+            wish.source, wish.old, wish.old_dev = source, old, old_dev
+            found = _made(config_path, wish, force=force, to_stdout=to_stdout)
         else:
-            new_only: dict[str, Any] = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
-            new_only |= {"--teacher": teacher, "--texts": texts, "--share": share}
-            new_only |= {"--from": source, "--old": old, "--old-dev": old_dev}
-            _check_options(new_only, config_path)
+            if given := [name for name, value in options.items() if value]:
+                raise ConfigError(
+                    f"Can't use {' and '.join(given)}: for a new config only, and there is an input, '{config_path}'. "
+                    "Leave one of the two paths out, or leave these options out."
+                )
             if not recipes:
                 raise ConfigError(
                     f"Can't rewrite '{config_path}': expected a recipe, found none. Name one: --recipe best. There "
-                    f"are: {Recipe.names()}."
+                    f"are: {_RECIPES}."
                 )
-            changes, warnings, text = _rewrite_all(config_path, output_path, recipes, overrides, log_path)
-            if not to_stdout:
-                write_config(output_path, text)
-    if output_path is None:
-        _show_new(config_path, new, gpu=gpu, to_stdout=to_stdout)
-        return
+            found = _rewritten(config_path, output_path, recipes, overrides, log_path)
+        if not to_stdout:
+            write_config(written, found.text)
     if to_stdout:
-        _print_text(text, [], warnings)
+        sys.stdout.write(found.text)
+        for line in (*found.lines, *(f"Warning: {line}" for line in found.warnings)):
+            print(line, file=sys.stderr)
         return
     msg = Printer(pretty=sys.stdout.isatty())
-    named = "', '".join(chosen.value for chosen in recipes)
-    msg.good(f"Saved config with the recipe{'s' * (len(recipes) > 1)} '{named}'", output_path)
-    for line in changes:
-        msg.text(f"- {line}")
-    for line in warnings:
+    msg.good(found.title, written)
+    for line in found.lines:
+        msg.text(line)
+    for line in found.warnings:
         msg.warn(line)
-    msg.text("To check it and see what it will do:")
-    paths = Config().from_str(text, interpolate=False).get("paths", {})
-    shown = [cli_util().COMMAND, "torchopt", "explain", shlex.quote(str(output_path))]
-    for part in ("train", "dev"):
-        given = overrides.get(f"paths.{part}")
-        if given is not None or (part in paths and paths[part] is None):
-            shown += [f"--paths.{part}", shlex.quote(str(given or f"./{part}.spacy"))]
-    print(" ".join(shown))
-
-
-def _print_text(text: str, lines: Sequence[str], warnings: Sequence[str]) -> None:
-    sys.stdout.write(text)
-    for line in lines:
-        print(line, file=sys.stderr)
-    for line in warnings:
-        print(f"Warning: {line}", file=sys.stderr)
+    msg.text("To train:" if output_path is None else "To check it and see what it will do:")
+    print(f"{cli_util().COMMAND} {shlex.join(found.command)}")
 
 
 # ---------------------------------------------------------------------- a new config
 
 
-def _check_wish(wish: Wish) -> None:
+def _check_options(given: Mapping[str, Any]) -> None:
     """RAISES (ConfigError): Options of a new config don't go together, or have an impossible value."""
-    if wish.source is not None:
-        of_others: dict[str, Any] = {"--lang": wish.lang, "--gpu": wish.gpu, "--pretrained": wish.pretrained}
-        of_others |= {"--teacher": wish.teacher, "--texts": wish.texts, "--share": wish.share}
-        if given := [name for name, value in of_others.items() if value]:
-            raise ConfigError(
-                f"Can't use {' and '.join(given)} with --from: that pipeline has its language and its components, and "
-                "is the teacher of the new texts. Leave one of them out."
-            )
-    elif wish.old is not None or wish.old_dev is not None:
+    others = [name for name in _NOT_WITH_FROM if given[name]]
+    if given["--from"] is not None and others:
         raise ConfigError(
-            f"Can't use {'--old' if wish.old is not None else '--old-dev'}: it is for texts with the labels of the "
-            "pipeline of --from, and there is none. Name the pipeline: --from training/model-best."
+            f"Can't use {' and '.join(others)} with --from: that pipeline has its language and its components, and is "
+            "the teacher of the new texts. Leave one of them out."
         )
-    if wish.teacher is None and (wish.texts is not None or wish.share is not None):
-        option = "--texts" if wish.texts is not None else "--share"
+    for name, (other, example) in _NEEDS.items():
+        if given[name] is not None and given[other] is None:
+            raise ConfigError(f"Can't use {name} without {other}. Add it: {other} {example}.")
+    share, texts = given["--share"], given["--texts"]
+    if share is not None and not 0 < share < float("inf"):
+        raise ConfigError(f"Can't use --share: expected a number above 0, found {share:g}. 2 is usual.")
+    if texts is not None and not texts.exists():
         raise ConfigError(
-            f"Can't use {option}: it is for texts that a pipeline annotates, and there is none. Name it: --teacher "
-            "training/large/model-best."
-        )
-    if wish.texts is None and wish.share is not None:
-        raise ConfigError("Can't use --share: there are no texts for the teacher. Name them: --texts raw.jsonl.")
-    if wish.share is not None and not 0 < wish.share < float("inf"):
-        raise ConfigError(f"Can't use --share: expected a number above 0, found {wish.share:g}. 2 is usual.")
-    if wish.texts is not None and not wish.texts.exists():
-        raise ConfigError(
-            f"Can't use --texts {wish.texts}: expected a file of texts, or a folder of them, found nothing there."
+            f"Can't use --texts {texts}: expected a file of texts, or a folder of them, found nothing there."
         )
 
 
-def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewConfig:
-    """Make and write a config. RAISES (ConfigError): It can't be made, or something is in its place."""
+def _made(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewConfig:
+    """Make a config. RAISES (ConfigError): It can't be made, or something is in its place."""
     if path.exists() and not force and not to_stdout:
         raise ConfigError(
             f"Can't make the config '{path}': it already exists. To change it, give it as input and name an output, "
             f"which may be the same: init {path} {path} --recipe best. To replace it: --force."
         )
-    new = (make if wish.source is None else make_from)(path, "config" if to_stdout else path.stem, wish)
-    if not to_stdout:
-        write_config(path, new.text)
-    return new
-
-
-def _show_new(path: Path, new: NewConfig, *, gpu: bool, to_stdout: bool) -> None:
-    if to_stdout:
-        _print_text(new.text, new.lines, new.warnings)
-        return
-    msg = Printer(pretty=sys.stdout.isatty())
-    msg.good("Saved config", path)
-    for line in new.lines:
-        msg.text(line)
-    for line in new.warnings:
-        msg.warn(line)
-    msg.text("To train:")
-    quoted = shlex.quote(str(path))
-    options = " --gpu-id 0" * gpu + " --paths.dev dev.spacy" * (not new.has_dev)
-    print(f"{cli_util().COMMAND} train {quoted} --output {shlex.quote(new.output)}{options}")
+    return (make if wish.source is None else make_from)(path, "config" if to_stdout else path.stem, wish)
 
 
 # ---------------------------------------------------------------------- an existing config
 
 
-def _check_options(new_only: Mapping[str, Any], path: Path) -> None:
-    if given := [name for name, value in new_only.items() if value]:
-        raise ConfigError(
-            f"Can't use {' and '.join(given)}: for a new config only, and there is an input, '{path}'. Leave one of "
-            "the two paths out, or leave these options out."
-        )
-
-
-def _rewrite_all(
+def _rewritten(
     path: Path, output_path: Path, recipes: Sequence[Recipe], overrides: Mapping[str, Any], log_path: Path | None
-) -> tuple[list[str], list[str], str]:
-    """Apply recipes, one after the other. RETURNS (tuple): What was done, warnings, and the new text."""
+) -> NewConfig:
+    """Apply recipes, one after the other."""
     stem = next((one.stem for one in (output_path, path) if str(one) != "-"), "config")
     text = before = read_text(path)
     changes, warnings = [], []
     check_names(overrides)
-    with config_errors_shown(path):
+    with config_errors(path=path):
         if "paths.train" in overrides:
             warnings += _check_annotations(text, overrides)
         for recipe in recipes:
@@ -255,7 +217,15 @@ def _rewrite_all(
         warnings += not_written(overrides, before, text)
         text, products = with_fast_products(text, overrides)
         changes += [products] * bool(products)
-    return changes, warnings, text
+    command = ["torchopt", "explain", str(output_path)]
+    paths = Config().from_str(text, interpolate=False).get("paths", {})
+    for part in ("train", "dev"):
+        given = overrides.get(f"paths.{part}")
+        if given is not None or (part in paths and paths[part] is None):
+            command += [f"--paths.{part}", str(given or f"./{part}.spacy")]
+    named = "', '".join(chosen.value for chosen in recipes)
+    title = f"Saved config with the recipe{'s' * (len(recipes) > 1)} '{named}'"
+    return NewConfig(text, [f"- {line}" for line in changes], warnings, command, title)
 
 
 def _check_annotations(text: str, overrides: Mapping[str, Any]) -> list[str]:

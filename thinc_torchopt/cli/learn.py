@@ -17,13 +17,12 @@ from ..addons.streams import LearnSettings, LineReader, LogRow, StreamLearner
 from ..addons.trials import WRITES
 from ..core.errors import ConfigError
 from ..core.optimizer import TorchOptimizer
-from ..core.words import count
+from ..core.words import count, short
 from ..loop.setup import resolve_optimizer, watching_scores
 from ..loop.signals import Signals
 from ._command import CODE, GPU
-from ._screen import errors_shown, make_console
+from ._screen import errors_shown, make_console, print_notes
 from ._setup import build
-from ._terminal import print_notes, short
 
 _COLUMNS = {"texts": 10, "tokens": 12, "score (0-1)": 13, "watched (0-1)": 15, "learn rate": 12}
 # Of the watched corpus, with labels that are added.

@@ -11,9 +11,8 @@ from typer import Option as Opt
 
 from ..addons.preview import params as list_params
 from ._command import CODE, CONFIG, GPU, JSON
-from ._screen import errors_shown, make_console, print_error
+from ._screen import errors_shown, make_console, print_error, show
 from ._setup import read_overrides
-from ._terminal import print_json, print_notes
 
 
 def params(
@@ -26,19 +25,14 @@ def params(
 ) -> None:
     """
     List every param, with its group and learning rate. Shows name, shape, size, device, kind, group, learning rate,
-    weight decay, and whether the param is frozen; totals by group and component; patterns in the config that match
-    nothing. The pipeline is built and initialized as in `spacy train`, so pass the same overrides, such as
-    --paths.train train.spacy. A trained pipeline is loaded instead. Nothing is trained or written.
+    weight decay, and whether the param is frozen; patterns in the config that match nothing. The pipeline is built and
+    initialized as in `spacy train`, so pass the same overrides, such as --paths.train train.spacy. A trained pipeline
+    is loaded instead. Nothing is trained or written.
     """
     with errors_shown(as_json=as_json):
         found = list_params(config_path, read_overrides(ctx.args, code_path), steps=steps, gpu_id=use_gpu)
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        console = make_console()
-        found.print(console)
-        print_notes(console, found.notes)
-        for text in found.stops:
-            print_error(console, text)
+    show(found, as_json=as_json)
+    for text in () if as_json else found.stops:
+        print_error(make_console(), text)
     if found.stops:
         sys.exit(1)

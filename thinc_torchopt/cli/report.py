@@ -16,8 +16,7 @@ from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..loop.run_lock import is_held
 from ._command import CODE, JSON
-from ._screen import errors_shown, make_console
-from ._terminal import print_json, print_notes
+from ._screen import errors_shown, make_console, print_json, print_notes
 
 # Seconds between two writes of a watched report; longer if writing takes more than 1/_SHARE of that.
 _SECONDS, _SHARE = 10, 4

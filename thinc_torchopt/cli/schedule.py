@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Optional
 
@@ -13,12 +12,13 @@ from typer import Option as Opt
 
 from ..addons.report import check_picture, plot_schedule
 from ..core.errors import ConfigError
+from ..core.tables import print_table, sparkline
+from ..core.words import short
 from ..loop.schedule_check import rates_over_steps
 from ..loop.setup import note_on_scores, schedule_notes
 from ._command import CODE, CONFIG, GPU, JSON, PICTURE
-from ._screen import errors_shown, make_console
+from ._screen import errors_shown, make_console, print_json, print_notes
 from ._setup import build
-from ._terminal import print_json, print_notes, print_table, short, sparkline
 
 _CHART_WIDTH = 60  # without a terminal
 
@@ -30,7 +30,6 @@ def schedule(
         None, "--steps", "-n", min=1, help="Last step to show. Default: max_steps in [training]"
     ),
     output_path: Optional[Path] = PICTURE,
-    log: bool = Opt(False, "--log", help="Draw rates on a logarithmic scale"),
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,
@@ -53,19 +52,19 @@ def schedule(
         setup.initialize()
         rates = rates_over_steps(setup.optimizer, steps)
         if output_path is not None:
-            plot_schedule(rates, output_path, log=log, title=f"Learning rates of {config_path}")
+            plot_schedule(rates, output_path, title=f"Learning rates of {config_path}")
     notes += note_on_scores(setup.optimizer)
     if as_json:
         print_json({"steps": steps, "learn_rates": rates, "notes": notes})
         return
     console = make_console()
-    _print(console, rates, steps, log=log)
+    _print(console, rates, steps)
     print_notes(console, notes)
     if output_path is not None:
         console.print(f"Saved the picture to {output_path}")
 
 
-def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: bool) -> None:
+def _print(console: Console, rates: dict[str, list[float]], steps: int) -> None:
     headers = ["group", "step 0", "highest", "at step", f"step {steps}"]
     numbers = headers[1:]
     width = _CHART_WIDTH
@@ -76,21 +75,6 @@ def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: 
     rows = []
     for group, values in rates.items():
         highest = max(values)
-        chart = sparkline(console, _heights(values, log=log), width)
+        chart = sparkline(console, [value / (highest or 1.0) for value in values], width)
         rows.append([group, short(values[0]), short(highest), str(values.index(highest)), short(values[-1]), chart])
-    print_table(console, [*headers, "log scale" if log else "curve"], rows, numbers=numbers)
-
-
-def _heights(values: list[float], *, log: bool) -> list[float]:
-    """Scale values to 0 to 1."""
-    highest = max(values)
-    if not highest:
-        return [0.0 for _ in values]
-    if not log:
-        return [value / highest for value in values]
-    lowest = min(value for value in values if value > 0.0)
-    span = math.log(highest / lowest) or 1.0
-    return [
-        math.log(value / lowest) / span if value > 0.0 and highest > lowest else float(value == highest)
-        for value in values
-    ]
+    print_table(console, [*headers, "curve"], rows, numbers=numbers)

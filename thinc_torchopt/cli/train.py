@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -20,21 +19,18 @@ from ..addons.recipes import TORCH, put
 from ..core.checks import Section
 from ..core.config_checks import check_corpora
 from ..core.errors import ConfigError
-from ..core.words import plain
+from ..core.words import count, plain
 from ..loop.checkpoint_folder import resumable
 from ..loop.schedule_check import rates_of_settings
-from ..loop.setup import resolve_optimizer
+from ..loop.setup import config_errors, load_config, resolve_optimizer
 from ._command import CODE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, print_error, show_plain_headings
-from ._setup import config_errors_shown, load_config, read_overrides
+from ._setup import read_overrides
 
 _SECTION = Section("spacy torchopt train", verb="use")
 _DEFAULT_RATE = 0.001
 # The config's warm-up is kept, up to this part of the training.
 _LONGEST_WARMUP = 0.05
-# The first line of the config that is made: by setting, the warm-up steps in the config that was given when the run
-# began, and those that it has.
-_WARM_UPS = "# Warm-up steps, in the config given to --budget and here: "
 # Length of the decay if a signal starts it, in a run without its budget.
 _DECAY_STEPS = 500
 
@@ -77,7 +73,7 @@ def train(
                 make_console().print(line)
         # Before any process is started.
         config = load_config(config_path, overrides)
-        with config_errors_shown(config_path, config):
+        with config_errors(config, path=config_path):
             resolve_optimizer(config.interpolate()["training"]["optimizer"])
             check_corpora(config)
         if machine:
@@ -179,7 +175,7 @@ def with_budget(
     """
     limit, unit = read_limit(budget, _SECTION, "--budget")
     config = load_config(config_path, overrides)
-    with config_errors_shown(config_path, hint_fill=True):
+    with config_errors(path=config_path):
         plain_config = config.interpolate()
     block = config.get("training", {}).get("optimizer")
     if not isinstance(block, Mapping):
@@ -201,19 +197,19 @@ def with_budget(
     optimizer, training, told = config["training"]["optimizer"], plain_config["training"], []
     if "checkpoint" not in block:
         optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(folder / "state")}
-    warm_ups = _warm_ups(path)
+    before = _optimizer_before(path)
     if not _is_resumed(block.get("checkpoint", optimizer["checkpoint"]), machine):
-        warm_ups = {}
+        before = {}
     longest = int(_LONGEST_WARMUP * (limit if unit == "steps" else training.get("max_steps") or 20_000))
     for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
-        peak, name = max(rates), ".".join(place)
+        peak = max(rates)
         given = rates.index(peak)
-        given_before, steps = warm_ups.setdefault(name, (given, min(given, longest)))
         # Another budget may allow a longer one: that of a run that has begun must stay the same.
-        steps = steps if given == given_before else min(given, longest)
+        steps = (_at(before, place) or {}).get("warmup_steps", longest)
+        steps = min(given, steps if steps <= given else longest)
         put(optimizer, place, _stable(peak, steps))
-        rise = f"rises to {plain(peak)} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
-        told.append(f"{name}: {rise} until it falls for the end of the budget.")
+        rise = f"rises to {plain(peak)} in {count(steps, 'step')}, and stays"
+        told.append(f"{'.'.join(place)}: {rise} until it falls for the end of the budget.")
     own = _at(optimizer, ("budget",)) or {}
     optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", **own, "limit": budget}
     config["training"] |= {
@@ -223,7 +219,7 @@ def with_budget(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{_WARM_UPS}{json.dumps(warm_ups)}\n{config.to_str(interpolate=False)}", encoding="utf8")
+        path.write_text(config.to_str(interpolate=False), encoding="utf8")
     except OSError as error:
         raise ConfigError(
             f"Can't write '{path}': expected a folder that can be written to, found: {error}. Change --output."
@@ -231,22 +227,18 @@ def with_budget(
     return path, [*told, f"max_steps, max_epochs and patience have no effect. The config is saved to {path}."]
 
 
-def _warm_ups(path: Path) -> dict[str, tuple[int, int]]:
-    """The warm-ups in the first line of an earlier config, see `_WARM_UPS`. Empty: there is none.
+def _optimizer_before(path: Path) -> Mapping[str, Any]:
+    """[training.optimizer] of the config that a run within a budget has there. Empty: there is none.
 
-    RAISES (ConfigError): The file is not the config of a training with a budget.
+    RAISES (ConfigError): Another file is there.
     """
     if not path.exists():
         return {}
     try:
-        text = path.read_text(encoding="utf8")
-        first, _, _ = text.partition("\n")
-        if not first.startswith(_WARM_UPS):
-            Config().from_str(text, interpolate=False)["training"]["optimizer"]["budget"]
-            return {}
-        found = json.loads(first.removeprefix(_WARM_UPS))
-        return {name: (int(given), int(steps)) for name, (given, steps) in found.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        block: Mapping[str, Any] = Config().from_disk(path, interpolate=False)["training"]["optimizer"]
+        block["budget"]
+        return block
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise ConfigError(
             f"Can't read '{path}': expected the config of a training with --budget, found another file. Remove it "
             "(the training may then have another warm-up), or change --output."

@@ -12,9 +12,9 @@ from typer import Option as Opt
 from ..addons.preview import compare_recipes
 from ..addons.recipes import Recipe
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
-from ._screen import errors_shown, make_console
+from ._screen import errors_shown, make_console, show
 from ._setup import read_overrides
-from ._terminal import print_json, print_notes
+from ._texts import convert_overrides
 
 
 def try_(
@@ -35,23 +35,21 @@ def try_(
     such as --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
+        overrides = read_overrides(ctx.args, code_path)
+        for line in convert_overrides(config_path, overrides):
+            print(line, file=sys.stderr)
         found = compare_recipes(
             config_path,
-            read_overrides(ctx.args, code_path),
+            overrides,
             recipes=recipes,
             steps=steps,
             seeds=seeds,
             output=output_path,
             gpu_id=use_gpu,
         )
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        console = make_console()
-        found.print(console)
-        print_notes(console, found.notes)
-        if output_path is not None:
-            saved = f"Saved {found.winner_told}" if found.is_decided else "Nothing is saved"
-            console.print(f"{saved} to {output_path}")
+    show(found, as_json=as_json)
+    if output_path is not None and not as_json:
+        saved = f"Saved {found.winner_told}" if found.is_decided else "Nothing is saved"
+        make_console().print(f"{saved} to {output_path}")
     if found.was_stopped:
         sys.exit(130)

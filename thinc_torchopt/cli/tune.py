@@ -22,6 +22,7 @@ from ..addons.recipes import (
     Recipe,
     check_output,
     not_written,
+    open_source,
     rewrite,
     value_at,
     with_settings,
@@ -45,13 +46,14 @@ from ..addons.trials import (
 )
 from ..core.checks import Section
 from ..core.compat import import_optuna
-from ..core.config_checks import check_names, check_training_section
+from ..core.config_checks import check_gpu, check_names, check_training_section
 from ..core.errors import ConfigError
+from ..core.tables import print_table
 from ..loop.progress_bars import Bar, show_progress
+from ..loop.setup import config_errors
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
-from ._screen import errors_shown, make_console
-from ._setup import config_errors_shown, open_source
-from ._terminal import print_json, print_notes, print_table
+from ._screen import errors_shown, make_console, show
+from ._setup import read_overrides
 from .find_lr import find_peak
 
 _SECTION = Section("spacy torchopt tune", verb="use")
@@ -86,7 +88,6 @@ def tune(
     steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
     trials: int = Opt(30, "--trials", "-t", help="Trials of the study in total, over all its runs"),
     seeds: int = Opt(2, "--seeds", "-s", help="Number of other seeds to repeat the best five trials with"),
-    prune: bool = Opt(True, "--prune/--no-prune", help="Stop a trial early if it is worse than most others"),
     study_path: Path = Opt(
         Path("tune.db"), "--study", help="SQLite file of the study. An existing study is continued", dir_okay=False
     ),
@@ -114,13 +115,15 @@ def tune(
         if output_path is not None:
             check_output(output_path)
         import_optuna()
-        source = open_source(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
+        overrides = read_overrides(ctx.args, code_path)
+        check_gpu(use_gpu)
+        source = open_source(config_path, overrides)
         overridden = set(source.overrides)
         source = source.write_overrides("training.optimizer.")
         warned: list[str] = []
         if recipe is not None:
             state_path = f"training/{(output_path or config_path).stem}-state"
-            with config_errors_shown(config_path):
+            with config_errors(path=config_path):
                 draft, text = rewrite(source.text, config_path, Recipe.of(recipe), state_path, source.overrides)
             warned = [*draft.warnings, *not_written(source.overrides, source.text, text, in_trials=True)]
             source.text = text
@@ -132,7 +135,7 @@ def tune(
             _settings(config, space),
             space,
             seed=source.seed,
-            warmup_steps=round(_WARMUP * steps) if prune else None,
+            warmup_steps=round(_WARMUP * steps),
         )
         own = _filled(source)
         study.begin_with({path: value_at(own, path) for path in space})
@@ -167,18 +170,14 @@ def tune(
                     study.repeat(again, other_seeds, train, tell_repeat)
         except KeyboardInterrupt:
             was_stopped = True
-        result = _StudyResult(study, other_seeds)
-        notes = [*warned, *notes]
+        result = _StudyResult(study, other_seeds, [*warned, *notes])
         if picture_path is not None:
             plot_study(result.points, result.importances, _logs(space), result.as_it_is, picture_path)
         if output_path is not None and result.winner is not None:
             write_config(output_path, with_settings(source.text, result.values(result.winner)))
-    if as_json:
-        print_json(result.as_json(notes))
-    else:
+    show(result, as_json=as_json)
+    if not as_json:
         console = make_console()
-        result.print(console)
-        print_notes(console, notes)
         if picture_path is not None:
             console.print(f"Saved the picture to {picture_path}")
         if output_path is not None and result.winner is not None:
@@ -268,7 +267,7 @@ def _check_space(source: ConfigSource, space: Space) -> None:
             check_training_section(written)
             config = Config(DEFAULT_CONFIG).merge(written)
             shortened, _ = shorten(config, 1)
-            with config_errors_shown(source.path, config):
+            with config_errors(config, path=source.path):
                 registry.resolve(shortened["training"], schema=ConfigSchemaTraining)
     check_names(space)
 
@@ -306,13 +305,14 @@ class _StudyResult:
     """The results of a study.
 
     study (Study): The study.
-    other_seeds (Sequence[int]): The seeds of repeated trials.
+    other_seeds (Sequence[int]): The seeds of repeated trials. notes (list[str]): Warnings.
 
     Public: `found` (its trials), `best` (the best of them), `importances`, and `scores` (of repeated trials, by
     number).
     """
 
-    def __init__(self, study: Study, other_seeds: Sequence[int]):
+    def __init__(self, study: Study, other_seeds: Sequence[int], notes: list[str]):
+        self.notes = notes
         self.found = study.found()
         self.best = study.best(_BEST)
         self.importances = study.importances()
@@ -391,7 +391,7 @@ class _StudyResult:
             *("" if found is None or path not in found.values else _shown(found.values[path]) for path in paths),
         ]
 
-    def as_json(self, notes: Sequence[str]) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "trials": [
                 {
@@ -412,7 +412,7 @@ class _StudyResult:
             "winner": self.winner,
             "values": {} if self.winner is None else self.values(self.winner),
             "verdict": self.verdict,
-            "notes": list(notes),
+            "notes": self.notes,
         }
 
 

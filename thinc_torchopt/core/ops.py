@@ -33,7 +33,7 @@ from .checks import Section, check_ops_threads
 from .host import code_of_blis, swap
 from .launched import processes_here
 from .params import components_with_model
-from .parser_backprop import Batched, batch_backprop
+from .parser_backprop import batch_backprop
 from .schema import Positive
 from .types import OpsThreads
 
@@ -308,7 +308,6 @@ class PipelineOps:
         self._stack = ExitStack()
         # The ops before, by the `id` of ours. Each of a pipeline's ops has one, that its nodes share as before.
         self._ours: dict[int, tuple[NumpyOps, FastOps]] = {}
-        self._batched = Batched()
         self._put_back: list[Callable[[], None]] = []
 
     def __enter__(self) -> PipelineOps:
@@ -332,8 +331,7 @@ class PipelineOps:
             ops: Any = node.ops
             if type(ops) is not NumpyOps:
                 continue
-            if (put_back := batch_backprop(node, self._batched)) is not None:
-                self._put_back.append(put_back)
+            self._put_back += batch_backprop(node)
             if self._products.library != "thinc":
                 _, ours = self._ours.setdefault(id(ops), (ops, FastOps(ops, _multiply(self._products))))
                 self._put_back.append(swap(node, "ops", ours))
@@ -344,7 +342,6 @@ class PipelineOps:
             put_back()
         for _, ours in self._ours.values():
             ours.multiply = None
-        self._batched.is_on = False
         self._put_back, self._ours = [], {}
 
 

@@ -5,7 +5,10 @@ small matrices with the weights of the layer below the transitions (`Precomputab
 gradient as large as the weights. `batched` collects the gradients of the steps, and calls the same backward function
 once for many of them. Its sums have another order: results differ in rounding only.
 
-Forward passes stay spaCy's, and so do all passes on a GPU, of predictions, and of other layers.
+On a GPU spaCy makes the steps on the host, and copies each step's mask and gradients to the device. Here they stay on
+the host, and are copied once.
+
+Forward passes stay spaCy's, and so do those of predictions and of other layers.
 
 SOURCE: spacy/ml/tb_framework.py, `forward`; spacy/ml/_precomputable_affine.py, `forward`.
 """
@@ -19,10 +22,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
+from spacy.language import Language
 from spacy.ml import tb_framework
-from thinc.api import Model, NumpyOps
+from thinc.api import CupyOps, Model, NumpyOps
 
 from .host import forward_of, forward_of_parsers_lower_layer, swap_forward
+from .params import components_with_model
 
 # States (a text before one of its transitions) whose gradients are computed at once: for each, the vectors of up to 13
 # words are copied together, so this bounds the memory.
@@ -43,12 +48,15 @@ class Batched:
 
     def __call__(self, model: Model[Any, Any], X: Any, is_train: bool) -> tuple[Any, Callable[..., Any]]:
         tok2vec, lower, upper = model.layers
-        if not (self.is_on and is_train and forward_of(lower) is _LOWER_FORWARD and isinstance(lower.ops, NumpyOps)):
+        is_theirs = forward_of(lower) is _LOWER_FORWARD and isinstance(lower.ops, (NumpyOps, CupyOps))
+        if not (self.is_on and is_train and is_theirs):
             step: tuple[Any, Callable[..., Any]] = tb_framework.forward(model, X, is_train)
             return step
         collecting = _Collecting(lower)
         layers = [tok2vec, collecting, upper]
         step_model, _ = tb_framework.forward(SimpleNamespace(layers=layers, attrs=model.attrs), X, is_train)
+        if isinstance(lower.ops, CupyOps):
+            step_model.state2vec.ops = NumpyOps()
 
         def finish_steps(golds: Any) -> Any:
             words, width = step_model.tokvecs.shape
@@ -62,6 +70,9 @@ class Batched:
             return d_tokvecs
 
         return step_model, finish_steps
+
+    def end(self) -> None:
+        self.is_on = False
 
     def __reduce__(self) -> Any:
         return copy.copy, (tb_framework.forward,)
@@ -92,7 +103,8 @@ class _Collecting:
         """Compute the gradients of the weights. YIELDS: ids of words, and the gradients of their vectors."""
         if self._backprop is None or not self._ids:
             return
-        gradients, all_ids = numpy.concatenate(self._gradients), numpy.concatenate(self._ids)
+        ops: Any = self._lower.ops
+        gradients, all_ids = ops.asarray(numpy.concatenate(self._gradients)), ops.asarray(numpy.concatenate(self._ids))
         self._gradients, self._ids = [], []
         for i in range(0, len(all_ids), _STATES):
             ids = all_ids[i : i + _STATES]
@@ -100,8 +112,15 @@ class _Collecting:
             yield ids.ravel(), d_features.reshape((ids.size, -1))
 
 
-def batch_backprop(node: Model[Any, Any], batched: Batched) -> Callable[[], None] | None:
-    """Give a node the batched backward pass if it is a parser's. RETURNS: Puts spaCy's back, see `swap`. None: it is
-    none.
-    """
-    return swap_forward(node, batched) if forward_of(node) is tb_framework.forward else None
+def batch_backprop(node: Model[Any, Any]) -> list[Callable[[], None]]:
+    """Give a node the batched backward pass if it is a parser's. RETURNS: Put spaCy's back, see `swap`."""
+    if forward_of(node) is not tb_framework.forward:
+        return []
+    batched = Batched()
+    return [swap_forward(node, batched), batched.end]
+
+
+def batch_backprop_on_gpu(nlp: Language) -> list[Callable[[], None]]:
+    """The same for all nodes of a pipeline that are on a GPU."""
+    nodes = [node for _, model in components_with_model(nlp) for node in model.walk()]
+    return [put_back for node in nodes if isinstance(node.ops, CupyOps) for put_back in batch_backprop(node)]

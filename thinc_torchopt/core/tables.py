@@ -119,8 +119,3 @@ def html_lines(lines: Sequence[tuple[str, str]], *, kinds: Mapping[str, str] = {
         for label, text in lines
     )
     return f'<div class="torchopt-scroll"><table class="torchopt-table"><tbody>{body}</tbody></table></div>'
-
-
-def html_details(title: str, *parts: str) -> str:
-    """A part of a page that is shown after a click. parts (str): Its HTML."""
-    return f"<details><summary>{escape(title)}</summary>{''.join(parts)}</details>"

@@ -68,6 +68,12 @@ from .random_state import RandomState, check_generators, collect_random, restore
 from .run_lock import RunLock
 from .signals import Signals
 
+# The sections of a config that give a component the labels of a file.
+_SECTION_OF_LABELS = """[initialize.components.{name}]
+
+[initialize.components.{name}.labels]
+@readers = "spacy.read_labels.v1"
+path = "{name}.json\""""
 # Bytes of an average, or of a master copy.
 _FLOAT = 4
 # Settings on which the batches, or the scores, depend beside those of the corpus.
@@ -278,10 +284,9 @@ class RunCheckpoints:
         if in_config:
             text += (
                 " In the config, below [initialize] and [initialize.components], in place of any labels there:\n\n"
-                + "\n\n".join(_section_of_labels(name, data[name]) for name in in_config)
+                + "\n\n".join(_SECTION_OF_LABELS.format(name=name) for name in in_config)
             )
-        in_files = [name for name in in_config if not _fits_config(data[name])]
-        text += "".join(f"\n\nIn a file {name}.json:\n{data[name]}" for name in in_files)
+        text += "".join(f"\n\nIn a file {name}.json:\n{data[name]}" for name in in_config)
         if others := [name for name in names if name not in in_config]:
             text += (
                 f"\n\nThe labels of {', '.join(others)} don't come from there: restore the 'source', "
@@ -516,17 +521,3 @@ class RunCheckpoints:
             ranks=self.ranks.snapshot(),
             own=self.own,
         )
-
-
-def _section_of_labels(name: str, data: str) -> str:
-    """The section of a config that gives a component these labels. data (str): JSON."""
-    section = f"[initialize.components.{name}]"
-    if _fits_config(data):
-        return f"{section}\nlabels = {data}"
-    reader = '@readers = "spacy.read_labels.v1"'
-    return f'{section}\n\n[initialize.components.{name}.labels]\n{reader}\npath = "{name}.json"'
-
-
-def _fits_config(data: str) -> bool:
-    """Whether labels can stand in a config, and not only in a file. A config takes "$" for a variable."""
-    return data.startswith("[") and "$" not in data

@@ -169,46 +169,36 @@ def _what(path: Path) -> str:
 
 
 def newest_whole(folder: Path, damaged: set[Path] | None = None) -> SavedTraining | None:
-    """The newest undamaged checkpoint to resume from, if there is one."""
-    return next(_whole(reversed(resumable(folder)), "older", damaged), None)
+    """The newest undamaged checkpoint to resume from, if there is one. damaged (set[Path]): See `whole_ones`."""
+    return next(whole_ones(reversed(resumable(folder)), damaged), None)
 
 
-def whole_ones(folder: Path) -> Iterator[SavedTraining]:
-    """The undamaged checkpoints to go back to, newest first. Warns of damaged ones.
+def whole_ones(paths: Iterable[Path], damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
+    """The undamaged ones of some checkpoints, in their order. Warns of damaged ones.
 
+    damaged (set[Path]): Those are added here.
     RAISES (StateError): A newer version wrote one. (StateReadError): One can't be read. Skipping it would lose
         training.
     """
-    yield from _whole(reversed(steps_of(folder)), "older")
-
-
-def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedTraining]:
-    """As `whole_ones`, in the order of given steps. Steps without a checkpoint are skipped."""
-    paths = (folder / name_of(step) for step in ranked)
-    yield from _whole((path for path in paths if path.is_dir()), "best")
-
-
-def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
-    """damaged (set[Path]): Damaged ones are added here."""
     for path in paths:
         try:
             found = read_folder(path)
         except StateError as error:
-            _tell_damaged(path, error, order, damaged)
+            _tell_damaged(path, error, damaged)
             continue
         check_version(found, VERSION, _what(path))
         try:
             saved = _read(path, found)
         except StateError as error:
-            _tell_damaged(path, error, order, damaged)
+            _tell_damaged(path, error, damaged)
         else:
             yield saved
 
 
-def _tell_damaged(path: Path, error: StateError, order: str, damaged: set[Path] | None) -> None:
+def _tell_damaged(path: Path, error: StateError, damaged: set[Path] | None) -> None:
     if damaged is not None:
         damaged.add(path)
-    warnings.warn(CheckpointWarning(f"{error} The next {order} checkpoint is used, if there is one."), stacklevel=6)
+    warnings.warn(CheckpointWarning(f"{error} The next one is used, if there is one."), stacklevel=5)
 
 
 def prune(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
-import torch
 from spacy.language import Language
 from thinc.api import Model
-from thinc.util import xp2torch
 
 from ..core.config_checks import sections_of
 from ..core.errors import ConfigError, PipelineWarning
-from ..core.params import torch_params
 
 
 def is_trained(proc: Any) -> bool:
@@ -81,16 +78,6 @@ def sums_of_gradients(nlp: Language) -> list[str]:
     the squared gradients.
     """
     return [name for name, proc in nlp.pipeline if getattr(proc, "listening_components", None)]
-
-
-def grads_of(model: Any) -> Iterator[torch.Tensor]:
-    """The gradients of a component, thinc's and torch's."""
-    for node in model.walk():
-        for name in node.param_names:
-            if node.has_grad(name):
-                yield xp2torch(node.get_grad(name))
-        for shim in node.shims:
-            yield from (param.grad for _, param in torch_params(shim) if param.grad is not None)
 
 
 def warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:

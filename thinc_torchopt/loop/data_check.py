@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy
 from spacy.attrs import LEMMA, ORTH
@@ -27,7 +27,8 @@ from ..core.config_checks import sections_of
 from ..core.errors import ConfigError
 from ..core.host import new_edit_trees
 from ..core.kinds import Annotations, Categories, Entities, Kind, OneCategory, Spans, Trees, kind_in, survey
-from ..core.words import count, listed
+from ..core.words import count
+from .data_stream import batcher_of
 from .random_state import preserved_random
 
 if TYPE_CHECKING:
@@ -42,10 +43,6 @@ _MOST_NAMED = 5
 _MISALIGNED, _RARE_LEMMAS = 0.02, 0.25
 # A smaller share of proposed spans is. SOURCE: SPAN_LENGTH_THRESHOLD_PERCENTAGE in spacy/cli/debug_data.py.
 _PROPOSED = 0.9
-_NO_SCORE = (
-    "The score is 0 at each evaluation: model-best is then not the best model, and 'patience' ends the training for no "
-    "reason."
-)
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
@@ -61,6 +58,10 @@ class Finding(NamedTuple):
 
     kind: Literal["stops", "in vain", "doubt"]
     text: str
+
+
+# Of a check. A text alone is a doubt.
+Found: TypeAlias = Finding | str
 
 
 @dataclass
@@ -138,7 +139,7 @@ class Facts:
 # ---------------------------------------------------------------------- are there texts, and annotations
 
 
-def texts_to_score(facts: Facts) -> Iterator[Finding]:
+def texts_to_score(facts: Facts) -> Iterator[Found]:
     dev = facts.dev
     if dev is not None and not dev.examples:
         yield Finding(
@@ -146,7 +147,7 @@ def texts_to_score(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def texts_left_out(facts: Facts) -> Iterator[Finding]:
+def texts_left_out(facts: Facts) -> Iterator[Found]:
     """Find texts that spaCy's reader leaves out: all of a file that are too long, and have no sentences to cut."""
     for name in dict.fromkeys((facts.training["train_corpus"], facts.training["dev_corpus"])):
         for section in sections_of(facts.config):
@@ -162,15 +163,14 @@ def texts_left_out(facts: Facts) -> Iterator[Finding]:
                 sents = doc.sents if doc.has_annotation("SENT_START") else [doc]
                 left += len(doc) >= most and all(len(sent) >= most for sent in sents)
             if left:
-                yield Finding(
-                    "doubt",
+                yield (
                     f"{left:,} of the {count(texts, 'text')} of [{section.path}] {'is' if left == 1 else 'are'} left "
                     f"out: they have {most:,} tokens or more, and no sentences that are shorter (max_length = {most:,} "
-                    f"in [{section.path}]). Set max_length = 0, or annotate sentences.",
+                    f"in [{section.path}]). Set max_length = 0, or annotate sentences."
                 )
 
 
-def blank_components(facts: Facts) -> Iterator[Finding]:
+def blank_components(facts: Facts) -> Iterator[Found]:
     """Find frozen components without weights: they run in each evaluation, and spaCy does not initialize them."""
     for name, pipe in facts.nlp.pipeline if facts.is_initialized else ():
         model = getattr(pipe, "model", None)
@@ -187,7 +187,7 @@ def blank_components(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def nothing_to_learn(facts: Facts) -> Iterator[Finding]:
+def nothing_to_learn(facts: Facts) -> Iterator[Found]:
     """Find components that have no annotations to learn from."""
     train = facts.train
     if train is None:
@@ -208,61 +208,51 @@ def nothing_to_learn(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def texts_without_category(facts: Facts) -> Iterator[Finding]:
+def texts_without_category(facts: Facts) -> Iterator[Found]:
     train = facts.train
     if train is None or not (bare := sum(not example.reference.cats for example in train.examples)):
         return
     for name in facts.trained:
         if isinstance(facts.kind(name), OneCategory) and not _is_empty(facts, name, train):
-            yield Finding(
-                "doubt",
+            yield (
                 f"'{name}' learns that no category holds in {bare:,} of the {train.told}, as they have none. If they "
-                "are not annotated for it, leave them out, or use textcat_multilabel.",
+                "are not annotated for it, leave them out, or use textcat_multilabel."
             )
 
 
-def nothing_to_score(facts: Facts) -> Iterator[Finding]:
+def nothing_to_score(facts: Facts) -> Iterator[Found]:
     """Find scores that can only be 0."""
     dev = facts.dev
     if dev is None or not dev.examples:
         return
     best = dict(_best_scores(facts, dev.examples))
-    wanted = {key: weight for key, weight in facts.training["score_weights"].items() if weight}
+    wanted = [key for key, weight in facts.training["score_weights"].items() if weight]
     known = {key: value for scores in best.values() for key, value in (scores or {}).items()}
-    is_known = None not in best.values()
-    counted = [name for name, scores in best.items() if any(key in wanted for key in scores or {})]
-    if is_known and len(counted) > 1 and all(_is_empty(facts, name, dev) for name in counted):
-        kinds = listed(list(dict.fromkeys(facts.kind(name).in_words for name in counted)), "or")
-        yield Finding(
-            "doubt",
-            f"Nothing can be scored: none of the {dev.told} has {kinds}. {_NO_SCORE}"
-            + "".join(_other_spans(facts, name, dev) for name in counted),
-        )
-        return
     for name, scores in best.items():
         missing = [key for key, value in (scores or {}).items() if not value and key in wanted]
         if missing and _is_empty(facts, name, dev):
-            yield Finding(
-                "doubt",
+            yield (
                 f"'{name}' can't be scored: none of the {dev.told} has {facts.kind(name).in_words}. {_listed(missing)} "
                 f"{'says' if len(missing) == 1 else 'say'} nothing about the training."
-                f"{_other_spans(facts, name, dev)}",
+                f"{_other_spans(facts, name, dev)}"
             )
         elif missing:
-            yield Finding(
-                "doubt",
+            yield (
                 f"{_listed(missing)} of '{name}' can't rise above 0 on [{dev.name}], even if all predictions are "
-                "right. Are its annotations all alike, or is a part of them missing?",
+                "right. Are its annotations all alike, or is a part of them missing?"
             )
-    unknown = [key for key in wanted if key not in known and key not in _OF_TOKENIZER]
-    if unknown and is_known:
-        yield Finding(
-            "doubt",
+    if None in best.values():
+        return
+    if unknown := [key for key in wanted if key not in known and key not in _OF_TOKENIZER]:
+        yield (
             f"[training.score_weights] counts {_listed(unknown)}, which no component computes: left out of the score. "
-            f"There are: {_listed(sorted(known), most=12) or 'none'}.",
+            f"There are: {_listed(sorted(known), most=12) or 'none'}."
         )
-    if is_known and not any(known.get(key) or key in _OF_TOKENIZER for key in wanted):
-        yield Finding("doubt", f"Nothing that [training.score_weights] counts can be computed. {_NO_SCORE}")
+    if not any(known.get(key) or key in _OF_TOKENIZER for key in wanted):
+        yield (
+            "Nothing that [training.score_weights] counts can be computed. The score is 0 at each evaluation: "
+            "model-best is then not the best model, and 'patience' ends the training for no reason."
+        )
 
 
 def _best_scores(facts: Facts, examples: Sequence[Example]) -> Iterator[tuple[str, dict[str, Any] | None]]:
@@ -317,7 +307,7 @@ def _other_spans(facts: Facts, name: str, corpus: Corpus) -> str:
 # ---------------------------------------------------------------------- do labels fit
 
 
-def labels_unknown(facts: Facts) -> Iterator[Finding]:
+def labels_unknown(facts: Facts) -> Iterator[Found]:
     """Find labels of the corpus that a component does not know, as it was not initialized with the corpus."""
     train = facts.train
     if train is None:
@@ -343,7 +333,7 @@ def labels_unknown(facts: Facts) -> Iterator[Finding]:
         if isinstance(kind, Entities):  # loop/late_labels.py
             advice = to_add if is_sourced else f"To have {it} from the start: [initialize.components.{name}.labels]."
             learns = f"it learns {it} from the first text on that has {it}, in the middle of the training"
-            yield Finding("doubt", f"{text}: {learns}. {advice}")
+            yield f"{text}: {learns}. {advice}"
         elif is_sourced:
             yield Finding("stops", f"{text}: {(kind.of_unknown or _KEY_ERROR).format(it=it)}. {to_add}")
         elif kind.is_known and not kind.of_unknown:
@@ -353,7 +343,7 @@ def labels_unknown(facts: Facts) -> Iterator[Finding]:
                 "[initialize.components]), or freeze it.",
             )
         else:
-            yield Finding("doubt", f"{text}: it can't learn {it}.")
+            yield f"{text}: it can't learn {it}."
 
 
 def labels_in(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
@@ -377,7 +367,7 @@ def _known(facts: Facts, name: str, of_train: Mapping[str, int]) -> set[str]:
 # ---------------------------------------------------------------------- can annotations be learned
 
 
-def tokens_misaligned(facts: Facts) -> Iterator[Finding]:
+def tokens_misaligned(facts: Facts) -> Iterator[Found]:
     """Find another tokenizer's tokens, in a part of the corpus."""
     if facts.train is None:
         return
@@ -391,26 +381,24 @@ def tokens_misaligned(facts: Facts) -> Iterator[Finding]:
             lost += sum(not token.is_space and lengths[token.i] != 1 for token in tokens)
     if lost > _MISALIGNED * words:
         of = "tokens" if len(part) == len(facts.train.examples) else "tokens looked at"
-        yield Finding(
-            "doubt",
+        yield (
             f"{lost:,} of {words:,} {of} in [{facts.train.name}] do not line up with the tokenizer of this pipeline: "
-            "most of their annotations are not learned. Was the corpus made with another tokenizer?",
+            "most of their annotations are not learned. Was the corpus made with another tokenizer?"
         )
 
 
-def entities_of_white_space(facts: Facts) -> Iterator[Finding]:
+def entities_of_white_space(facts: Facts) -> Iterator[Found]:
     if facts.train is None or not any(isinstance(facts.kind(name), Entities) for name in facts.trained):
         return
     docs = [example.reference for example in facts.train.examples]
     if n := sum(doc[ent.start].is_space or doc[ent.end - 1].is_space for doc in docs for ent in doc.ents):
-        yield Finding(
-            "doubt",
+        yield (
             f"Entities that begin or end with white space, which spaCy can't learn: {n:,} in [{facts.train.name}]. The "
-            "training may stop with its error E024. Move their ends to words.",
+            "training may stop with its error E024. Move their ends to words."
         )
 
 
-def lemmas_too_rare(facts: Facts) -> Iterator[Finding]:
+def lemmas_too_rare(facts: Facts) -> Iterator[Found]:
     """Find lemmas whose change from the word is rarer than a lemmatizer learns."""
     train = facts.train
     if train is None:
@@ -432,15 +420,14 @@ def lemmas_too_rare(facts: Facts) -> Iterator[Finding]:
         least = pipe.min_tree_freq
         rare = sum(n for n in of_tree.values() if n < least)
         if rare > _RARE_LEMMAS * of_tree.total():
-            yield Finding(
-                "doubt",
+            yield (
                 f"'{name}' does not learn {rare:,} of {of_tree.total():,} lemmas in [{train.name}]: their change from "
                 f"the word occurs fewer than {least:,} times (min_tree_freq = {least:,} in [components.{name}]). Add "
-                "texts, or lower it.",
+                "texts, or lower it."
             )
 
 
-def categories_of_another_kind(facts: Facts) -> Iterator[Finding]:
+def categories_of_another_kind(facts: Facts) -> Iterator[Found]:
     """Find models of text categorizers for another kind of categories."""
     for name in facts.trained:
         kind = facts.kind(name)
@@ -451,15 +438,14 @@ def categories_of_another_kind(facts: Facts) -> Iterator[Finding]:
         for section in sections_of({f"components.{name}.model": model}):
             if section.block.get("exclusive_classes", is_one) is not is_one:
                 here, there = ("one", "several") if is_one else ("several", "one")
-                yield Finding(
-                    "doubt",
+                yield (
                     f"'{name}' expects {here} of its categories to hold, and its model {there}: exclusive_classes = "
                     f"{str(not is_one).lower()} in [{section.path}]. Set it to {str(is_one).lower()}, or use the "
-                    f"factory {(Categories if is_one else OneCategory)().factory}.",
+                    f"factory {(Categories if is_one else OneCategory)().factory}."
                 )
 
 
-def spans_not_proposed(facts: Facts) -> Iterator[Finding]:
+def spans_not_proposed(facts: Facts) -> Iterator[Found]:
     """Find span categorizers whose suggester does not propose the spans of the first texts that have some."""
     train = facts.train
     if train is None or not facts.is_initialized:
@@ -508,7 +494,7 @@ def spans_not_proposed(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def vectors_that_are_gone(facts: Facts) -> Iterator[Finding]:
+def vectors_that_are_gone(facts: Facts) -> Iterator[Found]:
     """Find sourced components that read word vectors, in a pipeline that has none, or shorter ones."""
     vectors, now = facts.nlp.vocab.vectors, json.dumps(facts.config["initialize"]["vectors"])
     for name, pipe in facts.nlp.pipeline:
@@ -525,27 +511,25 @@ def vectors_that_are_gone(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def texts_in_no_batch(facts: Facts) -> Iterator[Finding]:
+def texts_in_no_batch(facts: Facts) -> Iterator[Found]:
     """Draw the batches of an epoch, in the order of the corpus."""
     train = facts.train
     if train is None or not train.examples:
         return
-    block = facts.training["batcher"]
     with preserved_random():  # one of the user may draw numbers
         try:
-            batcher = registry.resolve({"batcher": block})["batcher"]
+            batcher = batcher_of(facts.nlp, facts.training)
             in_batches = sum(len(example.reference) for batch in batcher(iter(train.examples)) for example in batch)
         except ConfigError as error:
             yield Finding("stops", str(error))
             return
-    leaves_out = block.get("discard_oversize") is True
+    leaves_out = facts.training["batcher"].get("discard_oversize") is True
     if not in_batches:
         yield Finding("stops", no_batch(train.name, leaves_out=leaves_out))
     elif leaves_out and train.is_whole and (left := train.words - in_batches):
-        yield Finding(
-            "doubt",
+        yield (
             f"{left:,} of the {train.words:,} words in [{train.name}] are in no batch: their texts are longer than a "
-            "batch may be (discard_oversize = true in [training.batcher]).",
+            "batch may be (discard_oversize = true in [training.batcher])."
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,7 @@ from .progress_bars import show_progress
 from .random_state import GeneratorStates, OwnGenerators, load_generators, read_generators, save_generators
 
 Batch = tuple[int, list[Example]]
+Batcher = Callable[[Iterable[Example]], Iterable[list[Example]]]
 
 
 class Batches:
@@ -162,11 +163,22 @@ def spacys_batches(
     training = config["training"]
     if training["seed"] is not None:
         fix_random_seed(training["seed"])
-    wanted = {"training": {name: training[name] for name in ("train_corpus", "batcher")}}
-    T = registry.resolve(wanted)["training"]
-    [read] = [corpus] if corpus is not None else resolve_dot_names(config, [T["train_corpus"]])
-    batches: Iterator[Batch] = create_train_batches(nlp, read, T["batcher"], training["max_epochs"])
+    batcher: Any = batcher_of(nlp, training)  # spaCy's annotation has examples for batches
+    [read] = [corpus] if corpus is not None else resolve_dot_names(config, [training["train_corpus"]])
+    batches: Iterator[Batch] = create_train_batches(nlp, read, batcher, training["max_epochs"])
     return batches
+
+
+def batcher_of(nlp: Language, training: Mapping[str, Any]) -> Batcher:
+    """[training.batcher] for a pipeline. training (Mapping): [training], interpolated."""
+    return for_pipeline(registry.resolve({"batcher": training["batcher"]})["batcher"], nlp)
+
+
+def for_pipeline(batcher: Batcher, nlp: Language) -> Batcher:
+    """Tell a batcher the pipeline, if it asks for it: by a method `for_pipeline`, which returns another batcher."""
+    told = getattr(batcher, "for_pipeline", None)
+    found: Batcher = batcher if told is None else told(nlp)
+    return found
 
 
 def _count_steps(max_steps: int, max_epochs: int | None, count_first_epoch: Callable[[], int]) -> int:
@@ -197,7 +209,7 @@ def _locals_of_spacys(batches: Any) -> dict[str, Any]:
 class _NeverEmpty:
     """A batcher that raises an error after an epoch without a batch, where spaCy's loop would look for one for ever."""
 
-    batcher: Callable[[Iterable[Example]], Iterable[list[Example]]]
+    batcher: Batcher
 
     def __call__(self, items: Iterable[Example]) -> Iterator[list[Example]]:
         texts = [0]
@@ -220,11 +232,12 @@ class _NeverEmpty:
 
 
 def _never_empty(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches, with an error where an epoch has none."""
+    """The same batches, made for the pipeline, with an error where an epoch has none."""
     found = _locals_of_spacys(batches)
     if not found or inspect.getgeneratorstate(batches) != inspect.GEN_CREATED:  # type: ignore[arg-type]
         return batches
-    made: Iterator[Batch] = create_train_batches(**{**found, "batcher": _NeverEmpty(found["batcher"])})
+    batcher = _NeverEmpty(for_pipeline(found["batcher"], found["nlp"]))
+    made: Iterator[Batch] = create_train_batches(**{**found, "batcher": batcher})
     return made
 
 

@@ -26,7 +26,7 @@ Rules get an event as a name with keyword arguments, the *facts* that it carries
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -394,10 +394,13 @@ class Listeners:
     def _methods(self, name: str) -> list[Callable[..., Any]]:
         return [getattr(listener, name) for listener in self._all if hasattr(listener, name)]
 
-    def around_part(self, examples: Sequence[Example]) -> AbstractContextManager[object]:
+    @contextmanager
+    def around_part(self, examples: Sequence[Example]) -> Iterator[None]:
         """Around the forward and backward pass of a part of a batch."""
-        around = self._methods("around_part")
-        return _inside(around, examples) if around else nullcontext()
+        with ExitStack() as stack:
+            for around in self._methods("around_part"):
+                stack.enter_context(around(examples))
+            yield
 
     def after_backward(self, losses: dict[str, Any]) -> None:
         """Tell listeners that the gradients of all parts are in the models."""
@@ -420,13 +423,3 @@ class Listeners:
         for listener in self._all:
             if listener.name in states and hasattr(listener, "load_state_dict"):
                 listener.load_state_dict(states[listener.name])
-
-
-@contextmanager
-def _inside(
-    around: Sequence[Callable[..., AbstractContextManager[object]]], examples: Sequence[Example]
-) -> Iterator[None]:
-    with ExitStack() as stack:
-        for one in around:
-            stack.enter_context(one(examples))
-        yield

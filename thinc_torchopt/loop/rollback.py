@@ -16,7 +16,7 @@ from ..core.errors import RollbackError, RollbackWarning, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.params import walk_pipeline
 from ..core.types import RollbackSettings
-from .checkpoint_folder import SavedTraining, best_ones, remove, resumable, step_of, whole_ones
+from .checkpoint_folder import SavedTraining, name_of, remove, resumable, step_of, steps_of, whole_ones
 from .events import Control, Save, StepEnd, TrainEnd
 from .late_labels import with_late_rows
 from .model_state import check_model, is_finite, layout_of, restore_model
@@ -118,14 +118,15 @@ class Rollback:
 
 def _best(folder: Path, nlp: Language, progress: Progress) -> SavedTraining | None:
     """The good checkpoint with the best evaluation."""
-    return next((saved for saved in best_ones(folder, progress.ranked()) if is_finite(nlp, saved.model)), None)
+    paths = [path for step in progress.ranked() if (path := folder / name_of(step)).is_dir()]
+    return next((saved for saved in whole_ones(paths) if is_finite(nlp, saved.model)), None)
 
 
 def _newest(folder: Path, nlp: Language, progress: Progress) -> SavedTraining | None:
     """The newest good checkpoint that was not tried last time."""
     last, came_to = progress.rollbacks[-1] if progress.rollbacks else (-1, -1)
     tried = None
-    for saved in whole_ones(folder):
+    for saved in whole_ones(reversed(steps_of(folder))):
         step = saved.progress.step
         if saved.optimizer["guard"]["bad_in_a_row"] or not is_finite(nlp, saved.model):
             continue

@@ -24,15 +24,14 @@ from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
 from ..core.errors import ConfigError, ConfigWarning, NonFiniteGradError, PipelineError
-from ..core.host_errors import error_of_blank, plain_error
+from ..core.host_errors import plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, compute_in, trainable_components
 from ..core.read_once import batches_of_kept, dev_reader_of, evaluation_of_kept
 from ..core.types import BatchSize
-from ..core.update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
 from .checkpoint_settings import Checkpoint
-from .components import check_listeners, grads_of, is_trained, may_read_tensors, warn_of_nothing_to_train
+from .components import check_listeners, is_trained, may_read_tensors, warn_of_nothing_to_train
 from .data_stream import Batches, DataStream
 from .dev_loss import DevLosses
 from .events import (
@@ -53,7 +52,6 @@ from .events import (
     TrainEnd,
 )
 from .faster import Faster
-from .gradient_check import GradientCheck
 from .late_labels import LateLabels
 from .log_numbers import LogNumbers
 from .param_norms import ParamNorms
@@ -63,7 +61,7 @@ from .rollback import Rollback
 from .run_ops import RunOps
 from .saved_models import SavedModels
 from .signals import RunCooldown
-from .training_check import TrainingCheck
+from .training_check import GradientCheck, TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
@@ -417,7 +415,6 @@ class Run:
         drop = next(self._dropouts)
         optimizer.keep_buffers()  # also after resuming or a rollback
         # For one step at a time, as an abandoned training can't be noticed.
-        examples: list[Example] = []
         with optimizer.training():
             try:
                 for i, examples in enumerate(subdivide_batch(part, self.substeps or self.accumulate_gradient)):
@@ -433,8 +430,6 @@ class Run:
                 self._listeners.after_backward(losses)
             except ValueError as error:
                 if str(error).startswith(_UNLEARNABLE) and (plain := plain_error(error, nlp.config)) is not None:
-                    raise plain from error
-                if (plain := error_of_blank(error, nlp, examples)) is not None:
                     raise plain from error
                 if not str(error).startswith(_NOT_FINITE):
                     raise
@@ -555,8 +550,8 @@ class Run:
     @property
     def grad_norms(self) -> dict[str, float]:
         """Gradient norms by component. Read it at `on_pre_optimizer_step`: gradients are zero before and after."""
-        found = {name: list(grads_of(model)) for name, model in components_with_model(self.nlp)}
-        return {name: total_norm(grad_norms(grads)) for name, grads in found.items() if grads}
+        norms: dict[str, float] = self.norms.of_grads()["components"]
+        return norms
 
     @property
     def counts(self) -> dict[str, int]:

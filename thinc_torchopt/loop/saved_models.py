@@ -41,7 +41,7 @@ from ..core.schema import AnyNumber, Count, read, write
 from ..core.state import advice_on, clear_leftovers, is_one_of, replacing
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import most_at_once, nearest
-from .events import Control, EpochBegin, EpochEnd, Save, TrainEnd
+from .events import Control, Event
 from .progress import Progress, as_float, plain_scores
 
 # In the folder of a model that is the best of a run: what it is.
@@ -86,6 +86,7 @@ class SavedModels:
     """
 
     name = "saved models"
+    events = ("on_save", "on_epoch_end", "on_epoch_begin", "on_train_end")
 
     def __init__(self, nlp: Language, optimizer: TorchOptimizer, progress: Progress):
         self._nlp = nlp
@@ -217,20 +218,9 @@ class SavedModels:
 
     # ------------------------------------------------------------------ on request
 
-    def on_save(self, event: Save, control: Control) -> None:
+    def on_event(self, name: str, event: Event, control: Control) -> None:
         self.keep_asked()
-        if control.should_save and self.checkpoints is None:
-            self._save(event.step, f"model-step-{event.step}")
-
-    def on_epoch_end(self, event: EpochEnd, control: Control) -> None:
-        self.keep_asked()
-
-    def on_epoch_begin(self, event: EpochBegin, control: Control) -> None:
-        self.keep_asked()
-
-    def on_train_end(self, event: TrainEnd, control: Control) -> None:
-        self.keep_asked()
-        if control.should_save and self.checkpoints is None:
+        if name in ("on_save", "on_train_end") and control.should_save and self.checkpoints is None:
             self._save(event.step, f"model-step-{event.step}")
 
     def keep(self, name: str, score: float, *, step: int, mode: Literal["min", "max"]) -> None:

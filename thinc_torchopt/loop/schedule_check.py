@@ -20,7 +20,8 @@ from ..core.params import trainable_components
 from ..core.schedules import with_end
 from ..core.types import ParamInfo
 from ..core.words import count, plain
-from .data_check import Facts, Finding
+from .data_check import Facts, Finding, Found
+from .data_stream import batcher_of
 from .random_state import preserved_random
 
 # The learning rates of each param group, step by step.
@@ -78,10 +79,11 @@ def _rates(value: Any, steps: int) -> list[float]:
     return [float(rate) for rate in islice(with_end(value, steps), steps)]
 
 
-def last_step(training: Mapping[str, Any], examples: Sequence[Example], processes: int = 1) -> int:
+def last_step(nlp: Language, training: Mapping[str, Any], examples: Sequence[Example], processes: int = 1) -> int:
     """The last step of a training. If epochs limit it, their batches are counted, in the order of the corpus.
 
-    training (Mapping): [training], interpolated. examples (Sequence[Example]): The training data. Empty: streamed.
+    nlp (Language): The pipeline. training (Mapping): [training], interpolated.
+    examples (Sequence[Example]): The training data. Empty: streamed.
     processes (int): Each step takes a batch for each, and fewer at the end of an epoch.
     RETURNS (int): 0: it is unknown.
     """
@@ -89,7 +91,7 @@ def last_step(training: Mapping[str, Any], examples: Sequence[Example], processe
     if epochs <= 0 or not examples:
         return int(end)
     with preserved_random():  # one of the user may draw numbers
-        batcher = registry.resolve({"batcher": training["batcher"]})["batcher"]
+        batcher = batcher_of(nlp, training)
         steps = (first for _ in range(epochs) for first in islice(batcher(examples), 0, None, processes))
         counted = sum(1 for _ in islice(steps, end + 1 if end else _MOST_STEPS))
     return max(0, counted - 1)
@@ -141,41 +143,37 @@ def trained_params(nlp: Language, optimizer: TorchOptimizer, config: Mapping[str
 # ---------------------------------------------------------------------- the checks
 
 
-def end_of_training(facts: Facts) -> Iterator[Finding]:
+def end_of_training(facts: Facts) -> Iterator[Found]:
     """Find mistakes in the end of the training and in its evaluations."""
     if facts.optimizer is None:
         return
     patience, every, last = facts.training["patience"], facts.training["eval_frequency"], facts.last
     ends = bool(last or facts.training["max_epochs"] > 0 or patience)
     if not ends and not any(one.plans_decay for one in facts.optimizer.attachments.values()):
-        yield Finding(
-            "doubt",
-            "Nothing ends this training: max_steps, max_epochs and patience set no limit. Set max_steps in [training].",
+        yield (
+            "Nothing ends this training: max_steps, max_epochs and patience set no limit. Set max_steps in [training]."
         )
     if 0 < patience < every and (not last or patience <= last):
-        yield Finding(
-            "doubt",
+        yield (
             f"The training ends at step {patience:,}, whatever the score does: patience = {patience:,} is over before "
             f"the second evaluation, at step {every:,} (eval_frequency). Both count steps: set patience to several "
-            "times eval_frequency.",
+            "times eval_frequency."
         )
     elif 0 < last < every:
-        yield Finding(
-            "doubt",
+        yield (
             f"The only evaluation is at step 0, before anything is learned: eval_frequency = {every:,} is more than "
-            f"the {count(last, 'step')} that follow. model-best is then the model of step 0.",
+            f"the {count(last, 'step')} that follow. model-best is then the model of step 0."
         )
     elif last and last % every > _UNSCORED * last:
         skipped = last % every
-        yield Finding(
-            "doubt",
+        yield (
             f"{count(skipped, 'step')} at the end {'is' if skipped == 1 else 'are'} not scored, as eval_frequency = "
             f"{every:,} does not divide the last step, {last:,}: model-best is at best the model of step "
-            f"{last - skipped:,}.",
+            f"{last - skipped:,}."
         )
 
 
-def learning_rates(facts: Facts) -> Iterator[Finding]:
+def learning_rates(facts: Facts) -> Iterator[Found]:
     """Find rates of 0, unusual ones, and schedules that end too early or too late."""
     name = str(facts.training["optimizer"].get("@optimizers"))
     # The settings of an optimizer that code of the user builds are not known.
@@ -186,11 +184,9 @@ def learning_rates(facts: Facts) -> Iterator[Finding]:
     if not trained and not is_hooked and (why := _why_nothing(facts, facts.optimizer)):
         yield Finding("in vain", f"Nothing would be trained: {why}.")
     for text in rates_far_above(facts.nlp, trained):
-        yield Finding(
-            "doubt", f"{text} At such rates the loss mostly grows. To find a better one: spacy torchopt find-lr."
-        )
-    yield from (Finding("doubt", text) for text in _far_below(trained))
-    yield from (Finding("doubt", text) for text in _schedules(facts, facts.optimizer, trained))
+        yield f"{text} At such rates the loss mostly grows. To find a better one: spacy torchopt find-lr."
+    yield from _far_below(trained)
+    yield from _schedules(facts, facts.optimizer, trained)
 
 
 def _why_nothing(facts: Facts, optimizer: TorchOptimizer) -> str:

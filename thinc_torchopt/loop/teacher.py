@@ -8,7 +8,7 @@ has a digest of its content in its name: a damaged one is removed, and made agai
       v3-3f0c.../           the version of this form, and a digest of the teacher and of its components that annotate
         8a1e....jsonl       texts: one a line, with its digest, its number of tokens, and what was predicted
 
-Several processes share a folder: each annotates a part of the texts, and reads the rest from the files of the others.
+Several processes may share a folder.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from inspect import getclosurevars, isfunction
 from itertools import islice
@@ -36,7 +35,6 @@ from spacy.util import get_package_path, is_package
 
 from ..core.errors import CheckpointWarning, ConfigError
 from ..core.kinds import Rule, kind_of
-from ..core.launched import is_launched, rank_in_environment, world_size_in_environment
 from .filling import Predicted, Taught, fits, predicted_in, taught_by
 from .progress_bars import show_progress
 from .random_state import preserved_random
@@ -45,12 +43,10 @@ from .random_state import preserved_random
 _VERSION: Final = 3
 # Texts that a pipeline annotates at once.
 _BATCH: Final = 128
-# Texts whose predictions are in memory, the latest ones: a stream has no end.
+# Texts whose predictions are in memory without a cache, the latest ones: a stream has no end.
 _MOST_IN_MEMORY: Final = 100_000
 # Characters of a digest in the name of a file or folder.
 _SHORT: Final = 16
-# Seconds without a new file after which a process does the work of the others itself: they may have another disk.
-_PATIENCE: Final = 120.0
 # Neither the weights nor the settings of a pipeline.
 _NOT_HASHED: Final = ("meta.json",)
 # The module of a file that --code names. SOURCE: spacy/cli/_util.py, `import_code`.
@@ -79,9 +75,6 @@ class Teacher:
         self._nlp: Language | None = None
         self._known: dict[str, dict[str, Predicted]] = {}  # by folder of the cache and digest of the text
         self._read: set[Path] = set()
-        # By folder and digest of the text: the file that has it. It may have left the memory since.
-        self._files: dict[str, dict[str, Path]] = {}
-        self._is_alone = False
 
     def _read_components(self) -> dict[str, Taught]:
         """From the config and the meta data: nothing is loaded."""
@@ -130,7 +123,7 @@ class Teacher:
 
     def forget(self) -> None:
         """Forget the predictions that are in memory. Those of the cache are read again when they are needed."""
-        self._known, self._read, self._files = {}, set(), {}
+        self._known, self._read = {}, set()
 
     def free(self) -> None:
         """Free the pipeline's memory, and what is in the cache. Both are loaded again when they are needed."""
@@ -156,21 +149,14 @@ class Teacher:
         digests = [digest_of(doc) for doc in docs]
         missing = {digest: doc for digest, doc in zip(digests, docs) if digest not in known}
         if missing and self.cache is not None:
-            files = self._files.get(folder, {})
-            self._read -= {files[digest] for digest in missing if digest in files}
             self._read_cache(self.cache / folder, known, missing, rules)
             missing = {digest: doc for digest, doc in missing.items() if digest not in known}
         if missing:
-            own = missing
-            if self.cache is not None and is_launched() and not self._is_alone:
-                rank, size = rank_in_environment(), world_size_in_environment()
-                own = {digest: doc for digest, doc in missing.items() if int(digest, 16) % size == rank}
-            self._annotate(folder, own, rules, known)
-            if len(own) < len(missing):
-                self._await(folder, missing, rules, known)
+            self._annotate(folder, missing, rules, known)
         found = [known[digest] for digest in digests]
-        for digest in list(islice(known, max(0, len(known) - _MOST_IN_MEMORY))):
-            del known[digest]
+        if self.cache is None:
+            for digest in list(islice(known, max(0, len(known) - _MOST_IN_MEMORY))):
+                del known[digest]
         return found
 
     def _folder(self, rules: Sequence[Rule]) -> str:
@@ -186,8 +172,6 @@ class Teacher:
     ) -> None:
         from ..core.state import write_text  # who lists spaCy's readers does not need the optimizer
 
-        if not docs:
-            return
         # A transformer takes minutes, before the training shows anything. A few texts, as of a stream, take no time.
         progress = show_progress(len(docs), f"The teacher annotates {len(docs):,} texts", wanted=len(docs) >= _BATCH)
         with self.nlp.memory_zone(), progress as bar:
@@ -206,23 +190,15 @@ class Teacher:
                     "Set another 'cache', or null for none."
                 ) from error
             self._read.add(path)
-            self._note(path, found)
         known.update(found)
-
-    def _note(self, path: Path, digests: Iterable[str]) -> None:
-        self._files.setdefault(path.parent.name, {}).update(dict.fromkeys(digests, path))
 
     # ------------------------------------------------------------------ the cache
 
     def _read_cache(
         self, folder: Path, known: dict[str, Predicted], wanted: Collection[str], rules: Sequence[Rule]
-    ) -> bool:
-        """Read files that are new, as they were written, until all that is wanted is known.
-
-        RETURNS (bool): Whether there were any.
-        """
-        new = sorted((path for path in folder.glob("*.jsonl") if path not in self._read), key=_time_of)
-        for path in new:
+    ) -> None:
+        """Read files that are new, until all that is wanted is known."""
+        for path in sorted({*folder.glob("*.jsonl")} - self._read):
             if all(digest in known for digest in wanted):
                 break
             self._read.add(path)
@@ -230,9 +206,7 @@ class Teacher:
                 content = path.read_text("utf8")
                 if _digest(content) != path.stem:
                     raise ValueError("its content has changed")
-                found = dict(_from_line(line, rules) for line in content.splitlines())
-                self._note(path, found)
-                known.update(found)
+                known.update(dict(_from_line(line, rules) for line in content.splitlines()))
             except (OSError, ValueError) as error:
                 warnings.warn(
                     CheckpointWarning(
@@ -242,23 +216,6 @@ class Teacher:
                 )
                 with suppress(OSError):  # on a disk that can only be read, it stays
                     path.unlink(missing_ok=True)
-                    self._read.discard(path)  # another process may write it again
-        return bool(new)
-
-    def _await(
-        self, folder: str, missing: Mapping[str, Doc], rules: Sequence[Rule], known: dict[str, Predicted]
-    ) -> None:
-        """Wait for what the other processes annotate; if nothing comes, annotate it here."""
-        assert self.cache is not None
-        since = time.monotonic()
-        while left := {digest: doc for digest, doc in missing.items() if digest not in known}:
-            if self._read_cache(self.cache / folder, known, left, rules):
-                since = time.monotonic()
-            elif time.monotonic() - since > _PATIENCE:
-                self._is_alone = True
-                self._annotate(folder, left, rules, known)
-            else:
-                time.sleep(0.1)
 
 
 def annotate(
@@ -332,13 +289,6 @@ def _code_files(function: Any) -> Iterator[str]:
             for part in vars(one).values() if isinstance(one, type) else (one,):
                 if isfunction(part):
                     yield part.__code__.co_filename
-
-
-def _time_of(path: Path) -> tuple[float, str]:
-    """When a file was written; of several at once, its name."""
-    with suppress(OSError):  # another process may have removed it
-        return path.stat().st_mtime, path.name
-    return 0.0, path.name
 
 
 def _digest(text: str) -> str:

@@ -168,7 +168,7 @@ def test_best_takes_the_next_best_if_it_is_damaged(scores, corpus, tmp_path):
     (tmp_path / "state" / "step-00000004" / "tensors.safetensors").write_bytes(b"x")
     with (
         pytest.warns(RollbackWarning, match="params of step 12 after step 13"),
-        pytest.warns(CheckpointWarning, match="The next best checkpoint is used"),
+        pytest.warns(CheckpointWarning, match="The next one is used"),
     ):
         run(config)
 

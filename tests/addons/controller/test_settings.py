@@ -150,6 +150,8 @@ def test_in_config_in_python():
     rules = {"x": {"rule": "b['evaluations_since_best'] > 3", "triggers": ["on_evaluate"], "operations": [STOP]}}
     settings = trainer_controller(metrics=metrics, rules=rules)
     assert settings.definition.metrics["b"].arguments == {"min_delta": 0.1} and not settings.names_groups
+    with pytest.raises(ConfigError, match=r"'metrics' in .*: expected a section.*found 3"):
+        trainer_controller(metrics=3, rules=rules)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from thinc_torchopt.core.schedules.curves import warmup_stable_decay
 from thinc_torchopt.core.state import in_main_memory
 from thinc_torchopt.loop import run
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
-from thinc_torchopt.loop.gradient_check import GradientCheck
+from thinc_torchopt.loop.training_check import GradientCheck
 
 
 @scenario

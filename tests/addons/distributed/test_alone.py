@@ -20,11 +20,9 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 import thinc_torchopt
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.distributed import group
-from thinc_torchopt.addons.distributed.addresses import interface_to
-from thinc_torchopt.addons.distributed.agree import seed_of
-from thinc_torchopt.addons.distributed.data import split_documents
-from thinc_torchopt.addons.distributed.group import wait_for_store
-from thinc_torchopt.addons.distributed.ranks import Ranks
+from thinc_torchopt.addons.distributed.group import interface_to, wait_for_store
+from thinc_torchopt.addons.distributed.ranks import Ranks, split_documents
+from thinc_torchopt.addons.distributed.reduce import seed_of
 from thinc_torchopt.cli._screen import show_errors
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, DistributedError

@@ -4,7 +4,7 @@ import torch
 from spacy.training.loop import subdivide_batch
 from thinc.api import NumpyOps
 
-from thinc_torchopt.addons.distributed.data import deal
+from thinc_torchopt.addons.distributed.ranks import deal
 from thinc_torchopt.core.types import BatchSize
 
 from . import pipelines

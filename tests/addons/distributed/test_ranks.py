@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinc_torchopt.addons.distributed.data import deal
+from thinc_torchopt.addons.distributed.ranks import deal
 from thinc_torchopt.core.errors import CheckpointWarning
 from thinc_torchopt.loop.checkpoint_folder import read_checkpoint
 

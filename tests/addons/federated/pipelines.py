@@ -8,7 +8,7 @@ import spacy
 from confection import Config
 from spacy.tokens import DocBin
 
-from thinc_torchopt.addons.federated.labels import merge_labels
+from thinc_torchopt.addons.federated.agreement import merge_labels
 from thinc_torchopt.addons.federated.pipeline import FederatedPipeline
 
 from ...conftest import CONFIGS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinc_torchopt.addons.federated.labels import merge_labels
+from thinc_torchopt.addons.federated.agreement import merge_labels
 from thinc_torchopt.core.errors import ConfigError
 
 from ...models import toy_examples, toy_pipeline

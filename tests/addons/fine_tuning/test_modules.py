@@ -10,11 +10,9 @@ import torch
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
-from thinc_torchopt.addons.fine_tuning.attention import attending
 from thinc_torchopt.addons.fine_tuning.batches import run_at_once, run_in_parts, runs_in_parts
-from thinc_torchopt.addons.fine_tuning.checkpointing import checkpointing, layers_of
-from thinc_torchopt.addons.fine_tuning.layers import names_to_freeze
-from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
+from thinc_torchopt.addons.fine_tuning.modules import attending, checkpointing, layers_of
+from thinc_torchopt.addons.fine_tuning.transformers import names_to_freeze, transformers_of
 from thinc_torchopt.core.errors import ConfigError, RollbackWarning, StateError
 
 from ...models import toy_examples

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -22,9 +21,8 @@ from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
 from thinc_torchopt.addons.fine_tuning.batches import run_at_once, run_in_parts, runs_in_parts, split_by_length
-from thinc_torchopt.addons.fine_tuning.saving import strided_spans, windows_of_words
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
-from thinc_torchopt.addons.fine_tuning.windows import PieceWindows, count_lost
+from thinc_torchopt.addons.fine_tuning.windows import PieceWindows, count_lost, strided_spans, windows_of_words
 from thinc_torchopt.addons.preview import explain
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.host import forward_of
@@ -460,7 +458,7 @@ def test_a_window_longer_than_the_model_can_read(tmp_path, corpus):
 # ---------------------------------------------------------------------- what is told before
 
 
-def test_explain_tells_what_is_lost_and_what_a_batch_needs(tmp_path):
+def test_explain_tells_what_is_lost(tmp_path):
     """On texts with a long one: without the block, with it, and on the block without a transformer."""
     needs("spacy")
     corpus = texts_of(tmp_path, extra=[["abcdefgh"] * 90])
@@ -476,17 +474,6 @@ def test_explain_tells_what_is_lost_and_what_a_batch_needs(tmp_path):
     assert not [note for note in told_with.notes if "wordpieces" in note]
     [line] = [text for label, text in told_with.lines if label == "Windows"]
     assert line.startswith("'transformer' reads windows of 128 wordpieces, 96 apart, 2,048 wordpieces at once")
-    sizes = [
-        int(re.search(r"largest batch has ([\d,]+) wordpieces", text)[1].replace(",", ""))
-        for one in (told, told_with)
-        for _, text in one.lines
-        if "largest batch" in text
-    ]
-    assert len(sizes) == 2 and sizes[1] < 0.5 * sizes[0]
-    assert not [text for _, text in told_with.lines if "computed again" in text]
-    config["training"]["optimizer"]["fine_tuning"]["gradient_checkpointing"] = 1
-    [text] = [text for _, text in explain(config).lines if "largest batch" in text]
-    assert text.endswith("for its activations, with 1 of its 3 layers computed again, by a simple estimate.")
 
 
 def test_explain_of_the_block_without_a_transformer(corpus, tmp_path):

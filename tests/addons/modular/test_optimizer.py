@@ -1,7 +1,6 @@
-"""Modular on torch models: against torch's own optimizers, naive formulas and another library."""
+"""Modular on torch models. Its modules one by one: test_every_module.py."""
 
 import copy
-import json
 import math
 from typing import ClassVar
 
@@ -16,7 +15,6 @@ from thinc_torchopt.addons.modular.moments import Adam, Momentum
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.scaffold import ScaffoldAuxVar
 from thinc_torchopt.addons.modular.specs import MODULES, REGULARIZERS
-from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import (
     AuxVarError,
     ConfigError,
@@ -29,268 +27,7 @@ from thinc_torchopt.core.errors import (
 from thinc_torchopt.modular import list_optim_modules, list_optim_regularizers
 
 from .compare import assert_same
-
-# float32, with another order of operations than torch's, over a few steps.
-CLOSE = {"rtol": 2e-5, "atol": 1e-6}
-SHAPES = {"matrix": (5, 4), "bias": (7,), "cube": (3, 2, 4), "scalar": ()}
-
-
-def params(seed=0, dtype=torch.float32, shapes=SHAPES):
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in shapes.items()
-    }
-
-
-def fill_grads(found, step):
-    generator = torch.Generator().manual_seed(100 + step)
-    for param in found.values():
-        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
-
-
-def race(ours, theirs, steps=6, close=CLOSE, **shapes):
-    """Both get the same gradients, and must give the same params after each step."""
-    left, right = params(**shapes), params(**shapes)
-    first, second = ours(left), theirs(right)
-    for step in range(steps):
-        for found, optimizer in ((left, first), (right, second)):
-            fill_grads(found, step)
-            optimizer.step()
-        for name in left:
-            torch.testing.assert_close(left[name], right[name], **close)
-
-
-def modular(*modules, lr=0.01, **settings):
-    return lambda found: Modular(found.items(), lr, modules=modules, **settings)
-
-
-def from_torch(cls, **options):
-    return lambda found: cls(list(found.values()), **{"lr": 0.01, **options})
-
-
-TORCH = {
-    "sgd": (modular(), from_torch(torch.optim.SGD)),
-    "momentum": (modular("momentum"), from_torch(torch.optim.SGD, momentum=0.9)),
-    "nesterov": (
-        modular(("momentum", {"beta": 0.8, "nesterov": True})),
-        from_torch(torch.optim.SGD, momentum=0.8, nesterov=True),
-    ),
-    "adam": (modular(("adam", {"beta_2": 0.999, "eps": 1e-8})), from_torch(torch.optim.Adam)),
-    "adamw": (
-        modular(("adam", {"beta_2": 0.999, "eps": 1e-8}), weight_decay=0.1),
-        from_torch(torch.optim.AdamW, weight_decay=0.1),
-    ),
-    # Not last in the chain, so without torch's kernel.
-    "adam plain": (
-        modular(("adam", {"beta_2": 0.999, "eps": 1e-8}), ("l2-clipping", {"max_norm": 1e6})),
-        from_torch(torch.optim.Adam),
-    ),
-    "rmsprop": (modular(("rmsprop", {"beta": 0.99, "eps": 1e-8})), from_torch(torch.optim.RMSprop)),
-    "adagrad": (modular(("adagrad", {"eps": 1e-10})), from_torch(torch.optim.Adagrad)),
-    # torch's weight decay of SGD is ridge with half of it.
-    "ridge": (modular(regularizers=[("ridge", {"alpha": 0.05})]), from_torch(torch.optim.SGD, weight_decay=0.1)),
-    "torch-optim": (
-        modular(("torch-optim", {"optim_cls": "torch.optim.NAdam", "kwargs": {"betas": [0.8, 0.99]}})),
-        from_torch(torch.optim.NAdam, betas=(0.8, 0.99)),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TORCH)
-def test_optimizer_equals_torch(name):
-    race(*TORCH[name])
-
-
-@pytest.mark.parametrize("name", ["momentum", "adam", "adam plain", "rmsprop"])
-def test_optimizer_is_the_same_in_any_memory_order(name):
-    """Params that are views into larger memory, or transposed."""
-
-    def strange(seed=0):
-        plain = params(seed)
-        wide = torch.zeros(5, 9)
-        wide[:, ::2][:, :4].copy_(plain["matrix"].detach())
-        turned = plain["cube"].detach().permute(2, 0, 1).contiguous().permute(1, 2, 0)
-        return {
-            **plain,
-            "matrix": wide[:, ::2][:, :4].requires_grad_(),
-            "cube": torch.nn.Parameter(turned),
-        }
-
-    expected = params()
-    ours = strange()
-    reference = TORCH[name][1](expected)
-    optimizer = TORCH[name][0](ours)
-    assert not ours["matrix"].is_contiguous() and not ours["cube"].is_contiguous()
-    for step in range(4):
-        fill_grads(expected, step)
-        fill_grads(ours, step)
-        reference.step()
-        optimizer.step()
-    for key in ours:
-        torch.testing.assert_close(ours[key].contiguous(), expected[key].detach(), check_stride=False, **CLOSE)
-
-
-def test_optimizer_clips_as_torch_does():
-    found, expected = params(), params()
-    optimizer = Modular(found.items(), 0.1, modules=[("l2-global-clipping", {"max_norm": 0.5})])
-    reference = torch.optim.SGD(expected.values(), lr=0.1)
-    fill_grads(found, 0)
-    fill_grads(expected, 0)
-    before = {name: param.grad.clone() for name, param in found.items()}
-    optimizer.step()
-    torch.nn.utils.clip_grad_norm_(expected.values(), 0.5)
-    reference.step()
-    for name in found:
-        # clip_grad_norm_ adds 1e-6 to the norm.
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
-        assert torch.equal(found[name].grad, before[name])  # gradients stay as they were
-
-
-def test_optimizer_clips_behind_modules_that_learn():
-    """What comes out of momentum can't be computed twice: it is kept. The second step shows that it learned once."""
-    found, velocity = params(), None
-    optimizer = Modular(found.items(), 0.1, modules=["momentum", ("l2-global-clipping", {"max_norm": 0.5})])
-    expected = {name: param.detach().clone() for name, param in found.items()}
-    for step in range(2):
-        fill_grads(found, step)
-        grads = {name: param.grad for name, param in found.items()}
-        velocity = grads if velocity is None else {name: 0.9 * velocity[name] + grads[name] for name in grads}
-        norm = math.sqrt(sum(float(value.square().sum()) for value in velocity.values()))
-        optimizer.step()
-        for name in found:
-            expected[name] -= 0.1 * velocity[name] * min(1.0, 0.5 / norm)
-            torch.testing.assert_close(found[name].detach(), expected[name], **CLOSE)
-
-
-def naive_lion(w, g, s):
-    m = s.get("m", torch.zeros_like(w))
-    s["m"] = 0.99 * m + 0.01 * g
-    return torch.sign(0.9 * m + 0.1 * g)
-
-
-def naive_agc(w, g, s):
-    w2, g2 = (t.reshape(len(t), -1) if t.ndim > 1 else t.reshape(1, -1) for t in (w, g))
-    limit = 0.01 * w2.norm(dim=1).clamp(min=1e-3)
-    factor = (limit / g2.norm(dim=1)).clamp(max=1.0)
-    return (g2 * factor[:, None]).reshape(g.shape)
-
-
-def naive_centralize(w, g, s):
-    return g if g.ndim < 2 else g - g.reshape(len(g), -1).mean(1).reshape(-1, *[1] * (g.ndim - 1))
-
-
-def naive_yogi(w, g, s):
-    s["t"] = t = s.get("t", 0) + 1
-    v = s.get("v", torch.zeros_like(w))
-    s["v"] = v = v - torch.sign(v - g * g) * 0.01 * g * g
-    s["m"] = m = 0.9 * s.get("m", torch.zeros_like(w)) + 0.1 * g
-    return m / (1 - 0.9**t) / ((v / (1 - 0.99**t)).sqrt() + 1e-7)
-
-
-def naive_amsgrad(w, g, s):
-    """The maximum is of the corrected moment: see declearn."""
-    s["t"] = t = s.get("t", 0) + 1
-    s["m"] = 0.9 * s.get("m", torch.zeros_like(w)) + 0.1 * g
-    s["v"] = 0.99 * s.get("v", torch.zeros_like(w)) + 0.01 * g * g
-    s["max"] = torch.maximum(s.get("max", torch.zeros_like(w)), s["v"] / (1 - 0.99**t))
-    return s["m"] / (1 - 0.9**t) / (s["max"].sqrt() + 1e-7)
-
-
-NAIVE = {
-    "lion": ("lion", naive_lion),
-    "agc": ("agc", naive_agc),
-    "centralize": ("centralize", naive_centralize),
-    "yogi": ("yogi", naive_yogi),
-    "amsgrad": (("adam", {"amsgrad": True}), naive_amsgrad),
-}
-
-
-@pytest.mark.parametrize("name", NAIVE)
-@pytest.mark.parametrize("decay", ["adamw", "declearn"])
-def test_optimizer_equals_naive_formulas(name, decay):
-    spec, formula = NAIVE[name]
-    found = params()
-    expected, states = {key: param.detach().clone() for key, param in found.items()}, {key: {} for key in found}
-    optimizer = Modular(found.items(), 0.01, 0.1, decay=decay, modules=[spec])
-    for step in range(5):
-        fill_grads(found, step)
-        for key, w in expected.items():
-            out = formula(w, found[key].grad, states[key])
-            expected[key] = w - 0.01 * out - (0.1 * 0.01 if decay == "adamw" else 0.1) * w
-        optimizer.step()
-        for key in found:
-            torch.testing.assert_close(found[key].detach(), expected[key], **CLOSE)
-
-
-def test_optimizer_what_a_module_gives_out_stays_its_own():
-    """Momentum gives out its own state: what comes next must not write to it."""
-    found, velocity = params(), {}
-    expected = {name: param.detach().clone() for name, param in found.items()}
-    optimizer = Modular(found.items(), 0.1, modules=["momentum", "agc"])
-    for step in range(3):
-        fill_grads(found, step)
-        for name, param in found.items():
-            velocity[name] = 0.9 * velocity.get(name, 0.0) + param.grad
-            expected[name] = expected[name] - 0.1 * naive_agc(expected[name], velocity[name], None)
-        optimizer.step()
-        for name in found:
-            torch.testing.assert_close(found[name].detach(), expected[name], **CLOSE)
-
-
-@pytest.mark.parametrize("inner", ["adam", "momentum"])
-def test_optimizer_lookahead_equals_the_paper(inner):
-    found, fast = params(), params(1)
-    with torch.no_grad():
-        for name, param in fast.items():
-            param.copy_(found[name])
-    optimizer = Modular(found.items(), 0.05, 0.1, modules=[("lookahead", {"k": 3, "alpha": 0.4}), inner])
-    reference = Modular(fast.items(), 0.05, 0.1, modules=[inner])
-    slow = {name: param.detach().clone() for name, param in fast.items()}
-    for step in range(7):
-        for own in (found, fast):
-            fill_grads(own, step)
-        optimizer.step()
-        reference.step()
-        if step % 3 == 2:
-            for name, param in fast.items():
-                slow[name] += 0.4 * (param.detach() - slow[name])
-                param.data.copy_(slow[name])
-        for name in found:
-            torch.testing.assert_close(found[name], fast[name], **CLOSE)
-
-
-@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
-@pytest.mark.parametrize("name", ["lion", "lookahead", "agc", "centralize"])
-def test_optimizer_equals_pytorch_optimizer(name):
-    import pytorch_optimizer
-    from pytorch_optimizer.optimizer.agc import agc
-    from pytorch_optimizer.optimizer.gradient_centralization import centralize_gradient
-
-    class Before(torch.optim.SGD):
-        """SGD on gradients that a function of the library has changed."""
-
-        def step(self):
-            for param in self.param_groups[0]["params"]:
-                if name == "agc":
-                    # Its own eps is added where ours is a limit: 1e-6 of norms of about 1.
-                    param.grad = agc(param, param.grad, 1e-3, 0.01)
-                elif param.ndim > 1:
-                    centralize_gradient(param.grad)
-            super().step()
-
-    theirs = {
-        "lion": from_torch(pytorch_optimizer.Lion, weight_decay=0.0),
-        "lookahead": lambda found: pytorch_optimizer.Lookahead(
-            torch.optim.SGD(found.values(), lr=0.01), k=2, alpha=0.5
-        ),
-        "agc": from_torch(Before),
-        "centralize": from_torch(Before),
-    }[name]
-    spec = ("lookahead", {"k": 2}) if name == "lookahead" else name
-    # The library takes the last dimension of a cube for a unit.
-    left_out = ("scalar", "cube") if name == "agc" else ("scalar",)
-    shapes = {key: shape for key, shape in SHAPES.items() if key not in left_out}
-    race(modular(spec), theirs, shapes=shapes)
+from .test_every_module import CLOSE, by_hand, fill_grads, from_torch, modular, params, race
 
 
 def test_optimizer_l2_sp_holds_on_to_the_start_and_fedprox_to_the_round():
@@ -369,24 +106,6 @@ def test_optimizer_noise_with_a_seed_is_the_same_and_goes_on():
 
 
 # ---------------------------------------------------------------------- steps of all kinds
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("modules", [["adam"], ["l2-global-clipping", "momentum"], ["lookahead", "yogi"]], ids=str)
-def test_optimizer_other_dtypes(dtype, modules):
-    """Half precision is computed in float32, and its state is kept so: as good as float32 with rounded weights."""
-    found, wide = params(dtype=dtype), params(dtype=dtype)
-    wide = {name: torch.nn.Parameter(param.detach().double()) for name, param in wide.items()}
-    optimizer, reference = (Modular(own.items(), 0.01, modules=modules) for own in (found, wide))
-    fill_grads(found, 0)
-    for name, param in wide.items():
-        param.grad = found[name].grad.double()
-    optimizer.step()
-    reference.step()
-    for name, param in found.items():
-        torch.testing.assert_close(param, wide[name].to(dtype), rtol=1e-2 if dtype.itemsize < 4 else 1e-9, atol=1e-3)
-        kept = [value for value in optimizer.state[param].values() if isinstance(value, torch.Tensor)]
-        assert {value.dtype for value in kept} <= {torch.float64 if dtype is torch.float64 else torch.float32}
 
 
 def test_optimizer_leaves_params_without_gradients_alone():
@@ -513,24 +232,6 @@ def test_optimizer_patterns_choose_params():
     assert set(optimizer.state[found["bias"]]) == set() and "adam/exp_avg" in optimizer.state[found["matrix"]]
     with pytest.raises(ConfigError, match=r"'nothing/\*'.*matches none of the params matrix"):
         Modular(found.items(), 0.01, modules=[("adam", {"params": ["nothing/*"]})])
-
-
-def test_optimizer_updates_are_what_a_step_adds():
-    for modules in (["adam"], ["momentum", "l2-global-clipping"], [("lookahead", {"k": 1}), "lion"]):
-        found, same = params(), params()
-        optimizer, other = (Modular(own.items(), 0.01, 0.1, modules=modules) for own in (found, same))
-        for step in range(2):
-            fill_grads(same, step)
-            grads = {name: param.grad for name, param in same.items()}
-            before = {name: param.detach().clone() for name, param in found.items()}
-            updates = optimizer.compute_updates_from_gradients(grads)
-            assert all(torch.equal(found[name], before[name]) for name in found)
-            other.apply_gradients(grads)
-            for name, param in found.items():
-                param.data.add_(updates[name])
-                torch.testing.assert_close(param, same[name], **CLOSE)
-    with pytest.raises(KeyError, match="one for each"):
-        optimizer.apply_gradients([torch.zeros(2)])
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])
@@ -875,40 +576,7 @@ def test_optimizer_a_module_of_ones_own():
         def run(self, block: Block) -> None:
             block.own().sign_()
 
-    race(modular(Sign()), modular(("lion", {"beta_1": 0.0, "beta_2": 0.0})))
-
-
-@pytest.mark.parametrize("modules", [[name] for name in MODULES if name != "torch-optim"], ids=str)
-def test_optimizer_copies_and_torch_state_dicts_go_on_exactly(modules):
-    settings = (
-        {"modules": modules} if modules != ["gaussian-noise"] else {"modules": [GaussianNoise(0.1, safe_mode=False)]}
-    )
-    found = params()
-    optimizer = Modular(found.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), **settings)
-    for step in range(3):
-        fill_grads(found, step)
-        optimizer.step()
-    copied, same = copy.deepcopy((optimizer, found))
-    loaded = {name: torch.nn.Parameter(param.detach().clone()) for name, param in found.items()}
-    from_dict = Modular(loaded.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), **settings)
-    from_dict.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for own, each in ((found, optimizer), (same, copied), (loaded, from_dict)):
-        each.start_round()
-        for step in range(3, 5):
-            fill_grads(own, step)
-            each.step()
-    for name in found:
-        assert torch.equal(found[name], same[name]) and torch.equal(found[name], loaded[name])
-    half = {name: torch.nn.Parameter(param.detach().bfloat16()) for name, param in found.items()}
-    in_half = Modular(half.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), **settings)
-    fill_grads(half, 0)
-    in_half.step()
-    taken, like = in_half.state_dict(), Modular(half.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), **settings)
-    like.load_state_dict(copy.deepcopy(taken))
-    assert_same(like.state_dict(), taken)  # torch would make it bfloat16
-    with pytest.raises(ValueError, match="shared"):
-        from_dict.load_state_dict({**optimizer.state_dict(), "shared": {}})
-    assert json.loads(json.dumps(optimizer.get_config())) == optimizer.get_config()
+    race(modular(Sign()), by_hand(lambda w, g, s: g.sign()))
 
 
 # ---------------------------------------------------------------------- nothing is ignored

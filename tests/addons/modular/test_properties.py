@@ -15,7 +15,7 @@ from thinc_torchopt.core.errors import AuxVarError, StateError
 from thinc_torchopt.modular import from_bytes, to_bytes
 
 from .compare import assert_same
-from .test_optimizer import fill_grads, params
+from .test_every_module import fill_grads, like, params
 
 BETA = st.floats(0.0, 0.99)
 ALPHA = st.floats(0.0, 1.0)
@@ -82,10 +82,6 @@ def steps(found, optimizer, first, n, round_at=None):
         if step == 1:
             found["cube"].grad = None
         optimizer.step()
-
-
-def like(found):
-    return {name: torch.nn.Parameter(param.detach().clone()) for name, param in found.items()}
 
 
 @quiet

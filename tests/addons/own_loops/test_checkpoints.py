@@ -229,7 +229,7 @@ def test_python_loop_takes_the_older_one_when_the_newest_is_damaged(tmp_path):
     shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path / "state", "--json").stdout)
     assert [(entry["name"], entry["whole"]) for entry in shown] == [("step-00000009", True), ("step-00000011", False)]
     assert shown[0]["step"] == 9 and shown[0]["params"] > 1000
-    with pytest.warns(CheckpointWarning, match="The next older checkpoint is used"):
+    with pytest.warns(CheckpointWarning, match="The next one is used"):
         found = train(tmp_path / "state", pipeline())
     assert found[-1] == [10, 11] and same(found[0], whole[0])
 

@@ -11,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torchs
 
-from thinc_torchopt.addons.own_loops.by_name import PolicyReader
-from thinc_torchopt.addons.own_loops.policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen
+from thinc_torchopt.addons.own_loops.policies import (
+    Adaptive,
+    Constant,
+    Cosine,
+    FromFunction,
+    FromSchedule,
+    Frozen,
+    PolicyReader,
+)
 from thinc_torchopt.core import schedules
 from thinc_torchopt.core.errors import ConfigError, ScheduleError, ScheduleWarning, StateError
 from thinc_torchopt.core.rates.new_params import Warmup

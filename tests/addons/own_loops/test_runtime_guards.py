@@ -88,7 +88,7 @@ def test_runtime_guards_tell_the_breaker_what_repeats():
     assert controller.breaker.state == "closed"  # once is an accident
     for _ in range(2):
         controller.step()
-    assert controller.breaker.state == "open" and not controller.conservative and controller.times_conservative == 0
+    assert controller.breaker.state == "open" and not controller.conservative and controller.breaker.times == 0
     timer.pace = 0.0
     other, _ = controlled(timer)
     for pace in [0.003, 0.0, 0.0] * 5:
@@ -118,7 +118,7 @@ def test_runtime_guards_leave_rates_alone(writes):
     assert run(range(61, 200), slow, optimizer) == fast[61:]
     again, optimizer = controlled(Timer())
     again.load_state_dict(saved)
-    assert run(range(61, 200), again, optimizer) == fast[61:] and again.times_conservative == slow.times_conservative
+    assert run(range(61, 200), again, optimizer) == fast[61:] and again.breaker.times == slow.breaker.times
 
 
 def test_runtime_guards_have_budgets_for_growth():

@@ -3,7 +3,7 @@ import random
 import pytest
 import spacy
 
-from thinc_torchopt.addons.privacy.settings import PoissonBatcher, poisson
+from thinc_torchopt.addons.privacy.private_run import PoissonBatcher, poisson
 from thinc_torchopt.core.errors import ConfigError
 
 

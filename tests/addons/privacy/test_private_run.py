@@ -16,8 +16,7 @@ from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
 from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise
-from thinc_torchopt.addons.privacy.private_run import plan_private_training
-from thinc_torchopt.addons.privacy.settings import Privacy
+from thinc_torchopt.addons.privacy.private_run import Privacy, plan_private_training
 from thinc_torchopt.addons.trials.trial import WRITES, begin_training
 from thinc_torchopt.core.compat import has_opacus
 from thinc_torchopt.core.errors import ConfigError, MissingPackageError, NonFiniteGradError, ParamError, RollbackWarning

@@ -9,8 +9,8 @@ from spacy.language import Language
 from spacy.scorer import Scorer
 from spacy.tokens import Doc, DocBin, Span
 
-from thinc_torchopt.addons.report.draw_errors import draw
 from thinc_torchopt.addons.report.errors import N_WORST, compare
+from thinc_torchopt.addons.report.figures import draw
 from thinc_torchopt.core.errors import ConfigError
 
 TAGS, DEPS = ("NN", "<i>", "''"), ("nsubj", "<i>&", "punct")

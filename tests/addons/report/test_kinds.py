@@ -11,8 +11,8 @@ from spacy.tokens import Doc, Span
 from spacy.training import Example
 from spacy.util import filter_spans
 
-from thinc_torchopt.addons.report.draw_errors import draw
 from thinc_torchopt.addons.report.errors import compare_examples
+from thinc_torchopt.addons.report.figures import draw
 from thinc_torchopt.addons.report.kinds import kinds_of
 from thinc_torchopt.addons.report.labels import prf, table_of
 

@@ -22,11 +22,10 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
 from thinc_torchopt.addons.report.figures import make_panels
-from thinc_torchopt.addons.report.labels import title_of
+from thinc_torchopt.addons.report.labels import Trained, title_of
 from thinc_torchopt.addons.report.report import Report, _beside, read_report
 from thinc_torchopt.addons.report.runs import facts_of, read_runs, summarize
 from thinc_torchopt.addons.report.style import COLOURS
-from thinc_torchopt.addons.report.trained import Trained
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning, RollbackWarning
 from thinc_torchopt.loop.checkpoint_folder import steps_of

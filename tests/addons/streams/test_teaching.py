@@ -11,9 +11,9 @@ from thinc.api import fix_random_seed
 from thinc_torchopt import add_labels
 from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.records import as_line, make_example, read_examples
+from thinc_torchopt.addons.streams.scores import old_and_new
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.addons.streams.teaching import StreamTeacher
-from thinc_torchopt.addons.streams.watched import old_and_new
 from thinc_torchopt.core.errors import StateError, StreamError
 
 from ...models import toy_examples, toy_pipeline

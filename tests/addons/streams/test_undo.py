@@ -6,7 +6,7 @@ from spacy.training import Example
 from thinc.api import PyTorchWrapper, fix_random_seed, with_array
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.addons.streams.undo import Undo
+from thinc_torchopt.addons.streams.backward import Undo
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.loop.model_state import collect_model
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spacy.training import Example
 from spacy.training.loop import create_evaluation_callback
 
-from thinc_torchopt.addons.trials.dev_halves import MOST_WORDS, halves, predict, resampled, score, thinned
+from thinc_torchopt.addons.trials.comparison import MOST_WORDS, halves, predict, resampled, score, thinned
 
 WEIGHTS = {"ents_f": 0.75, "ents_p": 0.25, "ents_r": None, "tag_acc": 0.5}
 

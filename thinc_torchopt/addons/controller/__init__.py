@@ -3,33 +3,16 @@
 The controller is a plain object that knows nothing of spaCy or torch. loop/events.py lists the events and what they
 carry; definition_file.py reads a definition, settings.py makes one of blocks of the config, named_rules.py has those
 with a name; definition.py checks it. rules.py checks rules, and evaluator.py evaluates them by simpleeval; metrics.py,
-series.py, run_metrics.py and operations.py have the classes that a definition can name. values.py copies values and
-picks those that a rule uses, messages.py fills texts with them. run_rules.py connects
-them with a run.
+series.py, run_metrics.py and operations.py have the classes that a definition can name. values.py copies values,
+picks those that a rule uses, and fills texts with them. run_rules.py connects them with a run.
 """
 
 from typing import Final
 
-from .controller import Firing, TrainerController
+from .controller import TrainerController
 from .definition import ControllerSpec
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import HFControls, Operation, RunHandle, controller_operations, register_operation_handlers
 from .settings import ControllerSettings, trainer_controller
 
 STABILITY: Final = "provisional"
-
-__all__ = [
-    "ControllerSettings",
-    "ControllerSpec",
-    "Firing",
-    "HFControls",
-    "Metric",
-    "Operation",
-    "RunHandle",
-    "TrainerController",
-    "controller_metrics",
-    "controller_operations",
-    "register_metric_handlers",
-    "register_operation_handlers",
-    "trainer_controller",
-]

@@ -22,12 +22,11 @@ from ...core.schema import Count, check_names, check_version, read, write
 from ...loop.events import ALIASES, EVENTS
 from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, list_faults, load
 from .evaluator import MetricUnavailable
-from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, EvalMetrics, HistoryBasedMetric, Loss
 from .operations import KeepBestControl
 from .rules import Rule, compared_with, shown
 from .series import Best, Series, Window
-from .values import Keys, looked_up, plain
+from .values import Keys, looked_up, plain, repr_of
 
 _VERSION = 1
 _WHAT = "the state of the trainer controller"

@@ -26,11 +26,10 @@ from ...loop.events import ALIASES, COMMON, EVENTS
 from . import run_metrics, series  # noqa: F401  # registers them
 from .definition_file import check_size, read_file
 from .evaluator import FUNCTIONS
-from .messages import FIELDS, level_of
 from .metrics import Metric
 from .operations import HFControls, Operation
 from .rules import Rule
-from .values import Keys, plain
+from .values import FIELDS, Keys, level_of, plain
 
 MAX_FAULTS: Final = 20  # that a message shows
 

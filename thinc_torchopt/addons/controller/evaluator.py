@@ -13,7 +13,8 @@ import math
 import random
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
+from operator import mul
 from typing import Any, Final, NoReturn
 
 from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes, NumberTooHigh, safe_power
@@ -117,7 +118,8 @@ class Evaluator(EvalWithCompoundTypes):
         @wraps(do)
         def apply(*operands: Any, **options: Any) -> Any:
             for operand in (*operands[skipped:], *options.values()):
-                self._weigh(operand, cost)
+                if isinstance(operand, _SIZED):
+                    self._weigh(operand, cost)
             try:
                 result = do(*operands, **options)
             except TypeError:
@@ -165,7 +167,8 @@ class Evaluator(EvalWithCompoundTypes):
 
     def _eval_subscript(self, node: ast.Subscript) -> Any:
         value, key = self._eval(node.value), self._eval(node.slice)
-        self._weigh(key)
+        if not isinstance(node.slice, ast.Constant):
+            self._weigh(key)
         try:
             item = value[key]
         except (KeyError, IndexError):
@@ -263,9 +266,16 @@ def summary(numbers: Iterable[float]) -> dict[str, float]:
     changes = [number - values[0] for number in values]  # equal numbers: exactly 0
     middle = math.fsum(changes) / count
     found["mean"] = math.fsum(values) / count
-    found["std"] = math.sqrt(math.fsum([(change - middle) * (change - middle) for change in changes]) / count)
-    covariance = math.fsum([(i - (count - 1) / 2) * change for i, change in enumerate(changes)])
+    apart = [change - middle for change in changes]
+    found["std"] = math.sqrt(math.fsum(map(mul, apart, apart)) / count)
+    covariance = math.fsum(map(mul, _places(count), changes))
     return {**found, "slope": 12 * covariance / (count * (count * count - 1) or 1)}
+
+
+@lru_cache(maxsize=64)
+def _places(count: int) -> list[float]:
+    """So many places at equal distances of 1, around 0."""
+    return [i - (count - 1) / 2 for i in range(count)]
 
 
 def _floats(numbers: Iterable[float]) -> list[float]:

@@ -26,9 +26,9 @@ from ...core.log import inform
 from ...core.registry import registry
 from ...loop.events import Control
 from .evaluator import MetricUnavailable
-from .messages import Message, level_of, one_line
 from .metrics import RecordsArguments
 from .rules import Rule, expression
+from .values import Message, level_of, one_line
 
 T = TypeVar("T", bound=type)
 _SECTION = Section("the arguments")

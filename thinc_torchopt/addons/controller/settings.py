@@ -16,6 +16,7 @@ from reprlib import repr as short
 from typing import Any, ClassVar, Dict, Final, Optional, Union
 
 from ...core.attachments import Attachment
+from ...core.checks import Section
 from ...core.errors import ConfigError, ControllerError
 from .controller import TrainerController
 from .definition import label_of, read
@@ -77,8 +78,11 @@ def trainer_controller(
     metrics (dict[str, Metric]): Blocks with `@controller_metrics`, in order.
     operations (dict[str, Operation]): Blocks with `@controller_operations`.
     rules (dict[str, dict]): Blocks with the keys of a controller, or with `@controller_rules`.
-    RAISES (ControllerError): The definition has errors. One message lists all of them.
+    RAISES (ControllerError): The definition has errors. One message lists all of them. (ConfigError): An argument is no
+        dict.
     """
+    for name, given in (("metrics", metrics), ("operations", operations), ("rules", rules)):
+        Section(SECTION).section(name, given)
     if definition is None:
         blocks = blocks_of(metrics, operations, rules)
         if not rules:

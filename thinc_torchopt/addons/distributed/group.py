@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 import uuid
@@ -36,8 +37,12 @@ from ...core.launched import (
     rank_in_environment,
     world_size_in_environment,
 )
-from .addresses import choose_interface
 from .settings import Distributed
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 
@@ -50,6 +55,8 @@ _PATIENCE = timedelta(days=1)
 _POLL_SECONDS = 0.01
 # So that the launcher notices first the rank that failed first: it compares whole seconds.
 _LATER_SECONDS = 2.0
+_VARIABLE = "GLOO_SOCKET_IFNAME"
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 _groups = count()
 # By address. Rank 0 goes on to serve it after a training: another rank may have begun the next one already.
 _stores: dict[tuple[str, int], Any] = {}
@@ -342,3 +349,49 @@ def _listed(ranks: Sequence[int] | set[int]) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# ---------------------------------------------------------------------- the network interface
+
+
+def choose_interface(master: str, port: int, *, one_machine: bool) -> None:
+    """Let gloo use the interface that reaches the master, unless the user has set one.
+
+    one_machine (bool): Whether all ranks are on this machine. If not, the loopback is not used: the master's own name
+        often resolves to it.
+    """
+    if os.environ.get(_VARIABLE):
+        return
+    name = interface_to(master, port)
+    if name is not None and (one_machine or not _is_loopback(address_of(name))):
+        os.environ[_VARIABLE] = name
+
+
+def interface_to(host: str, port: int) -> str | None:
+    """The name of the interface for packets to an address. None: unknown."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))  # sends nothing
+        own = probe.getsockname()[0]
+        loopback = None
+        for _, name in socket.if_nameindex():
+            address = address_of(name)
+            if address == own:
+                return name
+            if _is_loopback(address):
+                loopback = name
+        return loopback if _is_loopback(own) else None
+    return None
+
+
+def address_of(name: str) -> str | None:
+    """The IPv4 address of an interface, if it has one and this is Linux."""
+    if fcntl is None:
+        return None
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", name.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)[20:24])
+    return None
+
+
+def _is_loopback(address: str | None) -> bool:
+    return address is not None and address.startswith("127.")

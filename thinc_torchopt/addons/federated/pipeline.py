@@ -27,6 +27,7 @@ from ...core.errors import ConfigError, ConfigWarning, PipelineError
 from ...core.host import link_components
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import Count
+from ...loop.data_stream import for_pipeline
 from ...loop.run import train_while_improving
 from ..modular import Modular
 from .agreement import describe
@@ -180,7 +181,8 @@ class FederatedPipeline:
             one.start_round()
         [corpus] = resolve_dot_names(self.config, [T["train_corpus"]])
         count = _Count(corpus)
-        batches = create_train_batches(self.nlp, count.read, T["batcher"], plan.epochs or min(T["max_epochs"], 0))
+        batcher: Any = for_pipeline(T["batcher"], self.nlp)
+        batches = create_train_batches(self.nlp, count.read, batcher, plan.epochs or min(T["max_epochs"], 0))
         losses = _Losses()
         words, skipped_before = 0, optimizer.skipped_updates
         for _, info, _ in train_while_improving(

@@ -1,30 +1,16 @@
 """Transformers that fit into memory: `[training.optimizer.fine_tuning]`.
 
-settings.py is the block. transformers.py finds the transformers of a pipeline.
-
-    run.py       for a run: windows.py cuts texts into windows that are counted in wordpieces, batches.py reads those of
-                 similar length together, saving.py finds the windows of words for the saved pipeline; checkpointing.py
-                 computes layers again in the backward pass, attention.py chooses how attention is computed
-    layers.py    the lowest layers, which are frozen
+settings.py is the block, and its part of a run. transformers.py finds the transformers of a pipeline.
+windows.py cuts texts into windows that are counted in wordpieces, and finds the windows of words for the saved
+pipeline; batches.py reads those of similar length together; modules.py computes layers again in the backward pass, and
+chooses how attention is computed. batcher.py makes batches of texts that have similar numbers of wordpieces.
 """
 
 from typing import Final
 
-from .batches import split_by_length
-from .checkpointing import layers_of
+from .batcher import batch_by_padded_pieces
 from .settings import FineTuning
 from .transformers import Transformer, transformers_of
-from .windows import PieceCounter, PieceWindows, count_lost
+from .windows import count_lost
 
 STABILITY: Final = "provisional"
-
-__all__ = [
-    "FineTuning",
-    "PieceCounter",
-    "PieceWindows",
-    "Transformer",
-    "count_lost",
-    "layers_of",
-    "split_by_length",
-    "transformers_of",
-]

@@ -21,10 +21,13 @@ from ...core.host import module_of
 
 if TYPE_CHECKING:
     import torch
+from ...core.checks import Section
+from ...core.params import walk_pipeline
+from ...core.settings import layers_of
 
 BLOCK = "[training.optimizer.fine_tuning]"
 # Hugging Face's tokenizers have a huge number where they know no limit.
-_ANY = 10**9
+ANY = 10**9
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class Transformer:
             if name.rpartition(".")[2] in ("position_embeddings", "position") and hasattr(module, "num_embeddings"):
                 padding = around if module.padding_idx is None else module.padding_idx
                 limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
-        least = min(limits, default=_ANY)
-        return least if least < _ANY else None
+        least = min(limits, default=ANY)
+        return least if least < ANY else None
 
     @property
     def spans(self) -> Model | None:
@@ -130,3 +133,26 @@ def trained_transformers(nlp: Language, exclude: Collection[str]) -> list[Transf
             "[training]. Train it, or remove the block."
         )
     return trained
+
+
+def names_to_freeze(nlp: Language, exclude: Collection[str], layers: int) -> list[str]:
+    """The names of the params of frozen layers. The numbers of layers are those of [training.optimizer.layer_decay].
+
+    exclude (Collection[str]): Components that are not trained. layers (int): How many of each transformer are frozen.
+    RAISES (ConfigError): One has fewer.
+    """
+    shims = {id(found.shim): found.component for found in transformers_of(nlp, exclude)}
+    found: list[str] = []
+    for model in walk_pipeline(nlp):
+        for path, shim in model.shims:
+            name = shims.pop(id(shim), None)
+            if name is None:
+                continue
+            params = [param for param in model.params if param.owner is shim]
+            embeddings = {param.name for param in params if param.is_embedding}
+            places = layers_of([param.name for param in params], embeddings, [path])
+            depth = max((depth for _, depth in places.values()), default=0)
+            if layers > depth:
+                Section(BLOCK).refuse("freeze_layers", f"at most {depth}, the number of layers of '{name}'", layers)
+            found += [name for name, (layer, _) in places.items() if layer < layers]
+    return found

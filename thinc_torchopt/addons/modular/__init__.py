@@ -1,6 +1,6 @@
 """Modular: an optimizer made of modules and regularizers, for any torch model and for spaCy pipelines.
 
-Open optimizer.py first: it defines a step, which chain.py runs. Modules are in clipping.py, moments.py, scaffold.py
+Open optimizer.py first: it defines a step, which step.py runs. Modules are in clipping.py, moments.py, scaffold.py
 and torch_optim.py, regularizers in regularizers.py. module.py has their base class, also for your own, aux_vars.py the
 values that optimizers in a federation exchange. specs.py finds parts by name; registered.py has the functions for
 configs.
@@ -14,17 +14,3 @@ from .optimizer import Modular
 from .specs import list_optim_modules, list_optim_regularizers
 
 STABILITY: Final = "experimental"
-
-__all__ = [
-    "AuxVar",
-    "Block",
-    "Modular",
-    "Module",
-    "Regularizer",
-    "from_bytes",
-    "from_tensors",
-    "list_optim_modules",
-    "list_optim_regularizers",
-    "to_bytes",
-    "to_tensors",
-]

@@ -8,8 +8,8 @@ One step, in the order of declearn's Optimizer:
  4. decoupled weight decay is added: `decay = "adamw"`: lr x weight_decay x weights; "declearn": weight_decay x weights
  5. the sum is subtracted from the weights
 
-chain.py runs a step. saved.py saves states by lasting names; aux_vars.py has the values that are exchanged with other
-optimizers; train_step.py has whole training steps, with clipping of each sample's gradient.
+step.py runs a step. saved.py saves states by lasting names; aux_vars.py has the values that are exchanged with other
+optimizers; step.py has whole training steps, with clipping of each sample's gradient.
 
 SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py).
 DIFFERENCES, on purpose:
@@ -54,11 +54,10 @@ from ...core.errors import (
 )
 from ...core.near_misses import did_you_mean
 from .aux_vars import AuxVar, aggregate
-from .chain import ActivePart, UpdatedParam, run_chain
 from .module import ENABLED, ModularPart, Module, Regularizer, StateView, matches
 from .saved import SharedState, check_shared, own_state_dict, read_state, state_by_name, to_json
 from .specs import build_parts, check_can_be_built_again, options_in_group, with_labels
-from .train_step import names_in_model, train_step
+from .step import ActivePart, UpdatedParam, names_in_model, run_chain, train_step
 
 # The gradients of all params, by name or in order.
 Grads = Union[Mapping[str, Any], Sequence[Any]]

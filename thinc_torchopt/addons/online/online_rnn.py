@@ -128,8 +128,9 @@ def OnlineRNNEncoder(
     width (int): Of input and output.
     depth (int): Number of layers. 0: none. Others: As in `OnlineRNN`.
     """
-    width = Section("the block of OnlineRNNEncoder").whole("width", width, at_least=1)
-    if depth == 0:
+    where = Section("the block of OnlineRNNEncoder")
+    width = where.whole("width", width, at_least=1)
+    if where.whole("depth", depth) == 0:
         return noop()
     return OnlineRNN(
         width,

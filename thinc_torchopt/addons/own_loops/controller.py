@@ -54,8 +54,7 @@ from ...core.rates import (
 )
 from ...core.schema import Count, NotNegative, check_names, read, refuse, write
 from ...core.types import OnOutsideWrite
-from .by_name import PolicyReader
-from .policies import Constant, Policy, PolicyLike, PolicyRate, policy_rate_of, source_of
+from .policies import Constant, Policy, PolicyLike, PolicyRate, PolicyReader, policy_rate_of, source_of
 from .watchdog import BreakerState, CircuitBreaker, RuntimeGuards
 
 _WHAT = "the state of the learn rate controller"
@@ -140,11 +139,6 @@ class LearnRateController(RateWriter):
         return self.breaker.conservative
 
     @property
-    def times_conservative(self) -> int:
-        """The number of times that conservative mode has begun."""
-        return self.breaker.times
-
-    @property
     def overruns(self) -> dict[str, int]:
         """The number of budget overruns, of "rate_step", "integrity_check", "state_preservation", "adding_params"."""
         return dict(self.guards.overruns)
@@ -221,7 +215,7 @@ class LearnRateController(RateWriter):
         param_names (Mapping[Tensor, str]): Names of params, for messages and checksums.
         watch_steps (bool): Verify also before each step of the optimizer, by a hook, which also keeps frozen params
             from being updated. False: call `step` before each, and `frozen` only sets the rate to 0.
-        settings (Any): Settings of a policy given by its name: see by_name.py.
+        settings (Any): Settings of a policy given by its name: see policies.py.
         RETURNS (list[str]): The labels of the groups.
         RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate is invalid.
         """

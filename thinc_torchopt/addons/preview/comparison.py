@@ -18,7 +18,7 @@ from typing import Any
 from confection import Config
 from rich.console import Console
 from spacy.language import DEFAULT_CONFIG, Language
-from spacy.util import load_model_from_config, registry
+from spacy.util import load_model_from_config
 
 from ...core.checks import Section
 from ...core.config_checks import check_gpu, check_training_section
@@ -26,6 +26,7 @@ from ...core.errors import ConfigError, TorchOptError
 from ...core.tables import as_text, html_lines, html_of, html_table, print_table
 from ...core.words import time_in_words
 from ...loop.components import check_listeners, may_read_tensors
+from ...loop.data_stream import batcher_of
 from ...loop.progress_bars import show_progress
 from ...loop.setup import AnyConfig, config_errors
 from ..recipes import (
@@ -369,7 +370,7 @@ def _shortened(
         examples = read_corpus(nlp, nlp.config.interpolate(), "train_corpus", purpose="compare recipes")
 
         def words_of(name: str, epochs: int) -> Iterator[int]:
-            return words_of_batches(registry.resolve({"batcher": blocks[name]})["batcher"], examples, epochs)
+            return words_of_batches(batcher_of(nlp, {"batcher": blocks[name]}), examples, epochs)
 
         words = sum(islice(words_of(measure, lengths[measure]), lengths[measure]))
         for name in others:

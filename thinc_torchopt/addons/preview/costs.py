@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from spacy.training import Example
 from spacy.training.loop import create_train_batches
-from spacy.util import registry
 from thinc.api import fix_random_seed
 
 from ...core.algorithms import StateSizes
@@ -28,6 +27,7 @@ from ...core.types import OpsChoice, ParamInfo
 from ...core.words import count, size_in_words, time_in_words
 from ...loop.checkpoint_folder import nearest, room_for
 from ...loop.data_check import Corpus
+from ...loop.data_stream import batcher_of
 from ...loop.setup import Setup
 from ..trials import WRITES, begin_training
 from .params import ParamRow
@@ -68,7 +68,7 @@ def count_work(setup: Setup, train: Corpus) -> TrainingWork | None:
         fix_random_seed(training["seed"])
 
     def batcher() -> Any:
-        return registry.resolve({"batcher": training["batcher"]})["batcher"]
+        return batcher_of(setup.nlp, training)
 
     first = [_words(batch) for batch in batcher()(iter(train.examples))]
     if not first:

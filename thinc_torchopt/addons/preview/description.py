@@ -47,7 +47,7 @@ from ...loop.setup import (
 )
 from ...loop.training_check import check
 from ..controller.run_rules import Rules
-from ..privacy import Privacy, PrivacyHistory, epsilon_of
+from ..privacy import Privacy, epsilon_of
 from ..privacy.private_run import plan_private_training, what_is_not_covered
 from ..recipes import THINC, Setting, read_corpus
 from .costs import (
@@ -64,9 +64,8 @@ from .costs import (
     tell_work,
     time_steps,
 )
-from .lines import Line, lines_of, table_of
+from .lines import Line, lines_of, table_of, tell_windows
 from .params import ParamRow, TableData, describe, rows_of, tell_pipeline
-from .transformers import tell_batch_memory, tell_windows
 
 # Steps that are described of a training without an end.
 _NO_END = 20_000
@@ -211,7 +210,7 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     train, dev = _read_corpora(told, setup.nlp, setup.config)
     unmatched, problem = tell_pipeline(setup)
     examples = [] if train is None or not train.is_whole else train.examples
-    last = last_step(training, examples)
+    last = last_step(setup.nlp, training, examples)
     facts = Facts(setup.nlp, setup.config, train, dev, setup.sourced, optimizer=setup.optimizer, last=last)
     with show_activity("Looking at the texts and settings"):
         told.add(check(facts))
@@ -283,7 +282,7 @@ def _tell_privacy(told: Description, setup: Setup, settings: Privacy, train: Cor
         return
     text = f"Each example's gradient is clipped, and noise is added: {plan.in_words()}"
     if plan.last is None and steps is not None and plan.noise_multiplier:
-        history: PrivacyHistory = [(plan.noise_multiplier, plan.sample_rate, steps)]
+        history = [(plan.noise_multiplier, plan.sample_rate, steps)]
         epsilon = epsilon_of(history, settings.delta, settings.accountant)
         text += f" {count(steps, 'update')} {'uses' if steps == 1 else 'use'} epsilon {plain(epsilon)}."
     told.lines.append(("Privacy", text))
@@ -404,8 +403,6 @@ def _tell_costs(
     checkpoint = setup.optimizer.attachments.get("checkpoint")
     copied = sizes.checkpoint if checkpoint is not None and checkpoint.in_background else 0
     told.lines.append(("Memory", tell_memory(sizes, copied)))
-    if work is not None and train is not None:
-        told.lines += [("Memory", text) for text in tell_batch_memory(setup, train)]
     told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}
     if checkpoint is None:
         told.lines.append(("Disk", f"{models}."))

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, Literal
 
+from spacy.tokens import Doc
+from spacy.util import registry
 from thinc.api import Model
 
+from ...core.config_checks import PREFIXES, sections_of
 from ...core.optimizer import TorchOptimizer
-from ...core.stability import tiers_in
 from ...core.types import ParamInfo
 from ...core.words import count, plain
+from ...loop.data_check import Corpus
 from ...loop.schedule_check import Rates
 from ...loop.setup import Setup
 from ..controller import HFControls
+from ..fine_tuning import (
+    Transformer,
+    count_lost,
+    transformers_of,
+)
 from ..online import describe as describe_layers
-from .params import ParamRow, TableData, sums_by_component
+from .params import ParamRow, TableData
 
 # Label and text.
 Line = tuple[str, str]
+Tier = Literal["stable", "provisional", "experimental"]
 
 _MOST_TURNS = 6
 _MAY_CHANGE = {
@@ -46,11 +57,10 @@ def _trained(rows: Sequence[ParamRow]) -> str:
     trained = [row for row in rows if row.frozen_until is not None]
     if not trained:
         return "Nothing."
-    parts = [
-        f"{found['component']} {found['trained_size']:,}"
-        for found in sums_by_component(list(rows))
-        if found["trained_size"]
-    ]
+    sizes: Counter[str] = Counter()
+    for row in trained:
+        sizes[row.component] += row.size
+    parts = [f"{component} {size:,}" for component, size in sizes.items() if size]
     where = " and ".join(sorted({"the CPU" if row.device == "cpu" else row.device for row in trained}))
     return (
         f"{sum(row.size for row in trained):,} numbers in {count(len(trained), 'param')} on {where}: "
@@ -100,6 +110,30 @@ def _rules_that_stop(optimizer: TorchOptimizer) -> list[str]:
             for name, action in spec.actions
         )
     ]
+
+
+def tier_of(module: str) -> Tier:
+    """How much a module may change between versions: see docs/stability.md. A package that is not stable says so in its
+    `__init__.py`: `STABILITY: Final = "experimental"`.
+
+    module (str): Its dotted name. It is imported. The innermost package that names one decides.
+    """
+    while module:
+        tier: Tier | None = getattr(sys.modules.get(module), "STABILITY", None)
+        if tier is not None:
+            return tier
+        module = module.rpartition(".")[0]
+    return "stable"
+
+
+def tiers_in(config: Mapping[str, Any]) -> dict[str, Tier]:
+    """The tiers of the registered functions of this package that a config names, by their names."""
+    return {
+        name: tier_of(registry.get(key[1:], name).__module__)
+        for section in sections_of(config)
+        for key, name in section.block.items()
+        if key.startswith("@") and str(name).startswith(PREFIXES)
+    }
 
 
 def _stability(config: Mapping[str, Any]) -> str:
@@ -204,3 +238,52 @@ def _direction(value: float, following: float) -> int:
     if math.isclose(value, following, rel_tol=1e-9):
         return 0
     return 1 if following > value else -1
+
+
+# Words of the texts that are tokenized.
+_WORDS = 100_000
+_BLOCK = "[training.optimizer.fine_tuning]"
+
+
+def tell_windows(setup: Setup, train: Corpus) -> tuple[list[Line], list[str]]:
+    """Say which windows the transformers that are trained read, and what is lost of the training data.
+
+    RETURNS (tuple): Lines, and notes on what is lost.
+    """
+    settings: Any = setup.optimizer.attachments.get("fine_tuning")
+    window = None if settings is None else settings.window_pieces
+    lines: list[Line] = []
+    notes = []
+    docs = _first(train)
+    for one in transformers_of(setup.nlp, setup.frozen):
+        text = f"'{one.component}' reads windows of {window} wordpieces, {settings and settings.stride} apart"
+        lost = None if one.is_curated else count_lost(one, one.node.attrs["get_spans"], docs)
+        if window is not None:
+            text += (
+                f", {settings.max_batch_pieces:,} wordpieces at once, and is saved with windows of words that lose none"
+            )
+            if lost is not None and lost.cut:
+                text += f". With the windows of its own section, {lost}"
+            lines.append(("Windows", f"{text}."))
+        elif lost is not None and lost.cut:
+            happens = "" if _cuts(one) else ": more are an error of torch"
+            notes.append(
+                f"{lost}. '{one.component}' reads at most {one.longest_input} at once{happens}. A block {_BLOCK} "
+                'with @misc = "thinc-torchopt.FineTuning.v1" makes windows that lose none.'
+            )
+    return lines, notes
+
+
+def _first(train: Corpus) -> list[Doc]:
+    words, docs = 0, []
+    for example in train.examples:
+        if words >= _WORDS:
+            break
+        docs.append(example.predicted)
+        words += len(example.predicted)
+    return docs
+
+
+def _cuts(transformer: Transformer) -> bool:
+    """Whether what is too long is dropped. Otherwise it reaches torch, which has no positions for it."""
+    return bool(transformer.tokenizer.model_max_length == transformer.longest_input)

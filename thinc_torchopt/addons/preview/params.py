@@ -14,9 +14,9 @@ from thinc.api import Model, Shim
 
 from ...core.errors import ConfigError, TorchOptError
 from ...core.params import NamedParam, all_names, components_with_model, trainable_components, walk
-from ...core.tables import as_text, html_details, html_lines, html_of, html_table, print_table
+from ...core.tables import as_text, html_lines, html_of, html_table, print_table
 from ...core.types import ParamInfo
-from ...core.words import count, short
+from ...core.words import short
 from ...loop.setup import AnyConfig, Setup, build, note_on_scores, schedule_notes
 
 _LIST_THEM = " List them: spacy torchopt params."
@@ -80,32 +80,20 @@ class ParamTable:
         """Why a training would stop."""
         return [*(found["message"] for found in self.unmatched), *([self.problem] if self.problem else [])]
 
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """Params, numbers and learning rates of each param group."""
-        return _sums_by_group(self.rows)
-
-    @property
-    def components(self) -> list[dict[str, Any]]:
-        """Params and numbers of each component."""
-        return sums_by_component(self.rows)
-
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
             "steps": self.steps,
             "params": [row._asdict() for row in self.rows],
-            "groups": self.groups,
-            "components": self.components,
             "unmatched_patterns": self.unmatched,
             "problem": self.problem,
             "notes": self.notes,
         }
 
     def print(self, console: Console) -> None:
-        """Print three tables: all params, param groups, components."""
-        for table in (self._params(), self._groups(), self._components()):
-            print_table(console, table.headers, table.rows, numbers=table.numbers)
+        """Print a row for each param."""
+        headers, rows, numbers = self._table()
+        print_table(console, headers, rows, numbers=numbers)
 
     def __repr__(self) -> str:
         told = [*(f"Note: {note}" for note in self.notes), *(f"Error: {text}" for text in self.stops)]
@@ -113,26 +101,13 @@ class ParamTable:
 
     def _repr_html_(self) -> str:
         told = [*(("Stops", text) for text in self.stops), *(("Note", note) for note in self.notes)]
-        tables = [html_table(t.headers, t.rows, numbers=t.numbers) for t in (self._groups(), self._components())]
-        all_params = html_table(*self._params()[:2], numbers=self._params().numbers)
-        return html_of(
-            html_lines(told, kinds={"Stops": "stops", "Note": "note"}) if told else "",
-            *tables,
-            html_details(f"All {count(len(self.rows), 'param')}", all_params),
-        )
+        lines = html_lines(told, kinds={"Stops": "stops", "Note": "note"}) if told else ""
+        headers, rows, numbers = self._table()
+        return html_of(lines, html_table(headers, rows, numbers=numbers))
 
-    # ------------------------------------------------------------------ tables
-
-    @property
-    def _rates(self) -> list[str]:
-        return ["rate"] if self.steps is None else ["rate", f"at step {self.steps}"]
-
-    def _rates_of(self, now: float, later: float | None) -> list[str]:
-        return [short(now)] if self.steps is None else [short(now), short(later)]
-
-    def _params(self) -> TableData:
+    def _table(self) -> TableData:
         several = len({row.algorithm for row in self.rows} - {None}) > 1
-        rates = self._rates
+        rates = ["rate"] if self.steps is None else ["rate", f"at step {self.steps}"]
         return TableData(
             ["name", "shape", "size", "device", "kind", "group", *["algorithm"] * several, *rates, "decay", "frozen"],
             [
@@ -144,43 +119,13 @@ class ParamTable:
                     row.kind,
                     row.group or "-",
                     *[row.algorithm or "-"] * several,
-                    *self._rates_of(row.learn_rate, row.learn_rate_at_steps),
+                    *[short(row.learn_rate), short(row.learn_rate_at_steps)][: len(rates)],
                     short(row.weight_decay),
                     row.frozen or "",
                 ]
                 for row in self.rows
             ],
             ["size", *rates, "decay"],
-        )
-
-    def _groups(self) -> TableData:
-        return TableData(
-            ["group", "params", "size", *self._rates],
-            [
-                [
-                    found["group"] or "- (not trained)",
-                    f"{found['params']:,}",
-                    f"{found['size']:,}",
-                    *self._rates_of(found["learn_rate"], found["learn_rate_at_steps"]),
-                ]
-                for found in self.groups
-            ],
-            ["params", "size", *self._rates],
-        )
-
-    def _components(self) -> TableData:
-        components = self.components
-        total = {
-            "component": "all",
-            **{key: sum(found[key] for found in components) for key in ("params", "size", "trained_size")},
-        }
-        return TableData(
-            ["component", "params", "size", "trained"],
-            [
-                [found["component"], f"{found['params']:,}", f"{found['size']:,}", f"{found['trained_size']:,}"]
-                for found in [*components, total]
-            ],
-            ["params", "size", "trained"],
         )
 
 
@@ -302,36 +247,3 @@ def _device_of(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return str(value.device)
     return f"cuda:{value.device.id}" if hasattr(value, "get") else "cpu"  # CuPy's arrays have `get`
-
-
-# ---------------------------------------------------------------------- sums
-
-
-def _sums_by_group(rows: list[ParamRow]) -> list[dict[str, Any]]:
-    def sums(found: list[ParamRow]) -> dict[str, Any]:
-        rates = {"learn_rate": found[0].learn_rate, "learn_rate_at_steps": found[0].learn_rate_at_steps}
-        return {"group": found[0].group, **_count(found), **rates}
-
-    return sorted(map(sums, _by(rows, "group")), key=lambda found: found["group"] is None)
-
-
-def sums_by_component(rows: list[ParamRow]) -> list[dict[str, Any]]:
-    return [
-        {
-            "component": found[0].component,
-            **_count(found),
-            "trained_size": sum(row.size for row in found if row.frozen_until is not None),
-        }
-        for found in _by(rows, "component")
-    ]
-
-
-def _by(rows: list[ParamRow], key: str) -> list[list[ParamRow]]:
-    found: dict[Any, list[ParamRow]] = {}
-    for row in rows:
-        found.setdefault(getattr(row, key), []).append(row)
-    return list(found.values())
-
-
-def _count(rows: list[ParamRow]) -> dict[str, int]:
-    return {"params": len(rows), "size": sum(row.size for row in rows)}

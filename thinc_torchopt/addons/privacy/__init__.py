@@ -6,24 +6,8 @@ noise, accounting.py plans it and counts. The part of a training run is private_
 
 from typing import Final
 
-from .accounting import Account, PrivacyHistory, PrivacyPlan, epsilon_of, least_noise, most_steps, plan_privacy
+from .accounting import epsilon_of, least_noise, most_steps
 from .book import clip_each_example
-from .noise import Noise
-from .settings import PoissonBatcher, Privacy, poisson
+from .private_run import Privacy, poisson
 
 STABILITY: Final = "experimental"
-
-__all__ = [
-    "Account",
-    "Noise",
-    "PoissonBatcher",
-    "Privacy",
-    "PrivacyHistory",
-    "PrivacyPlan",
-    "clip_each_example",
-    "epsilon_of",
-    "least_noise",
-    "most_steps",
-    "plan_privacy",
-    "poisson",
-]

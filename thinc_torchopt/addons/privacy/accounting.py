@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, get_args
 
-from ...core.compat import check_opacus, import_opacus_accountants
+from ...core.compat import import_opacus_accountants
 from ...core.errors import ConfigError
 from ...core.schema import Count
 from ...core.types import Accountant
-from .settings import PRIVACY, Privacy
 
 # Part of a saved state: noise multiplier, sample rate, updates.
 PrivacyHistory = list[tuple[float, float, Count]]
@@ -156,85 +153,3 @@ def most_steps(
         else:
             high = middle
     return low
-
-
-# ---------------------------------------------------------------------- the plan
-
-
-@dataclass(frozen=True)
-class PrivacyPlan:
-    """The numbers that follow from the settings, the data and the length of a training.
-
-    population (int): The number of examples. size (int): The number of examples that a batch has on average.
-    noise_multiplier (float): Of the settings, or the least for the target.
-    last (int | None): All updates that the target allows, past ones too. None: there is no target.
-    """
-
-    settings: Privacy
-    population: int
-    size: int
-    noise_multiplier: float
-    last: int | None
-
-    @property
-    def sample_rate(self) -> float:
-        """The probability of each example to be in a batch."""
-        return self.size / self.population
-
-    @property
-    def of_each_update(self) -> Privacy:
-        """The settings with this noise and without a target, for a part of the training."""
-        return replace(self.settings, noise_multiplier=self.noise_multiplier, target_epsilon=None)
-
-    def in_words(self) -> str:
-        """For the user."""
-        settings = self.settings
-        reached = "" if self.last is None else f"; {self.last:,} updates reach epsilon {settings.target_epsilon:g}"
-        return (
-            f"{self.population:,} examples, batches of {self.size} on average (a sample rate of "
-            f"{self.sample_rate:.4g}), clip {settings.clip:g}, noise multiplier {self.noise_multiplier:.4g}, delta "
-            f"{settings.delta:g}{reached}."
-        )
-
-
-def plan_privacy(
-    settings: Privacy,
-    *,
-    population: int,
-    size: int,
-    count_steps: Callable[[], int],
-    account: Account,
-) -> PrivacyPlan:
-    """Find the noise, and the number of updates that the target allows.
-
-    settings (Privacy): From the config; with a noise multiplier if a run goes on.
-    population (int): The number of examples. size (int): How many of them are in an update on average.
-    count_steps (Callable): The number of updates of the whole training. Called only if the noise depends on it.
-    account (Account): What was used so far.
-    RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
-    """
-    if settings.delta >= 1.0 / population:
-        PRIVACY.refuse(
-            "delta",
-            f"a number far below 1 divided by the number of examples, 1 / {population:,}",
-            settings.delta,
-            "With such a delta, even publishing one of them at random would count as private.",
-        )
-    noise, target, rate, guess = settings.noise_multiplier, settings.target_epsilon, size / population, 0
-    if noise is None:
-        guess = count_steps()
-        noise = least_noise(target or 0.0, settings.delta, rate, guess, settings.accountant)
-    if noise:
-        check_opacus()
-    last = None
-    if target is not None:
-        more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant, guess=guess)
-        if not more and not account.steps:
-            PRIVACY.refuse(
-                "target_epsilon",
-                f"one that allows an update with a noise_multiplier of {noise:g}",
-                target,
-                "Raise noise_multiplier, or leave it out.",
-            )
-        last = account.steps + more
-    return PrivacyPlan(settings, population, size, noise, last)

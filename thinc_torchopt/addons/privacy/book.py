@@ -25,8 +25,8 @@ from ...core.errors import ParamError
 from ...core.host import forward_of, swap_forward
 from ...core.types import Key
 from .forms import FORMS, Form, check_windows
+from .noise import Slot, add_grad, models_of
 from .records import Lookup, Product, Record, Rows, Terms
-from .slots import Slot, add_grad, models_of
 
 
 def clip_each_example(

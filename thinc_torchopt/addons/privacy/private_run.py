@@ -1,4 +1,5 @@
-"""The private part of a run: clipped sums with noise in place of gradients, and the epsilon that they have used.
+"""The block of private training, `thinc-torchopt.Privacy.v1`, its batches, `thinc-torchopt.poisson.v1`, and its part of
+a run: clipped sums with noise in place of gradients, and the epsilon that they have used.
 
     one step                                                                     loop/run.py
       each part of the batch    Book.recording: the clipped sum of its examples  book.py
@@ -12,16 +13,20 @@ The counts are saved in checkpoints, with the secret of the noise. A rollback ta
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 from confection import Config
 from spacy.language import Language
 from spacy.training import Example
 
+from ...core.attachments import Attachment
+from ...core.checks import Section
+from ...core.compat import check_opacus
 from ...core.errors import ConfigError
 from ...core.launched import is_launched
 from ...core.log import inform
@@ -32,11 +37,13 @@ from ...loop.config_check import collect_values
 from ...loop.data_stream import Batches, DataStream, batches_of, checksums_of
 from ...loop.events import Control, Evaluate, Log, PreOptimizerStep, StepEnd, TrainBegin
 from ...loop.run import Run
-from .accounting import Account, PrivacyPlan, plan_privacy
+from .accounting import Account, least_noise, most_steps
 from .book import Book, check_layers
 from .noise import Noise
-from .settings import BLOCK, PRIVACY, PoissonBatcher, Privacy
 
+BLOCK = "[training.optimizer.privacy]"
+PRIVACY = Section(BLOCK)
+_BATCHER = Section("[training.batcher]")
 _WHAT = """Private training: epsilon and delta hold for one example of the training corpus: a doc, or a sentence where \
 the corpus is read sentence by sentence. A person with several is protected less.
 Covered: the trained params after any update, and what is computed from them alone.
@@ -46,6 +53,114 @@ checkpoints, which have the secret of the noise."""
 _GOES_ON = """Private training goes on after %s updates: epsilon is that of this run. If several runs go on from one \
 checkpoint, and differ in anything, then each draws noise of its own, and together they have used more \
 than it says."""
+
+
+@dataclass
+class Privacy(Attachment):
+    """Train with differential privacy for each example: its gradient is clipped, and noise is added to the sum.
+    Registered as `thinc-torchopt.Privacy.v1`.
+
+    Needs `thinc-torchopt.poisson.v1` as batcher, and Opacus for the accounting. With `noise_multiplier` 0 nothing is
+    private, and Opacus is not needed.
+
+    clip (float): The largest norm of an example's gradient, over all params that are trained.
+    delta (float): The delta of (epsilon, delta). Far below 1 / number of examples.
+    noise_multiplier (float): The standard deviation of the noise, as a multiple of `clip`. Without it, the least noise
+        for `target_epsilon` at the end of the training, by `max_steps` or `max_epochs`.
+    target_epsilon (float): The training ends before it would exceed this epsilon.
+    accountant ("prv" | "rdp"): The accountant of Opacus that counts. The log has both.
+    seed (int): For the noise, in experiments. Whoever knows it can remove the noise. Without it, the noise is seeded
+        from the system's source of randomness.
+    RAISES (ConfigError): An argument is out of its range, or both `noise_multiplier` and `target_epsilon` are missing.
+    """
+
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of thinc_torchopt.privacy.Privacy()'
+    )
+
+    own_block: ClassVar[str] = "privacy"
+    decides_alike: ClassVar[bool] = True
+
+    clip: float
+    delta: float
+    _: KW_ONLY
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    accountant: Accountant = "prv"
+    seed: int | None = None
+    # Whether the gradients of the next update are private. A run sets it.
+    has_noise: bool = field(default=False, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.noise_multiplier is None and self.target_epsilon is None:
+            PRIVACY.refuse("noise_multiplier", "a number here or for 'target_epsilon'", None)
+        if self.noise_multiplier is not None:
+            self.noise_multiplier = PRIVACY.number("noise_multiplier", self.noise_multiplier)
+            if self.noise_multiplier == 0.0 and self.target_epsilon is not None:
+                PRIVACY.refuse("noise_multiplier", "a number above 0, as there is a target_epsilon", 0.0)
+        if self.target_epsilon is not None:
+            self.target_epsilon = PRIVACY.number("target_epsilon", self.target_epsilon, above=0.0)
+        self.clip = PRIVACY.number("clip", self.clip, above=0.0)
+        self.delta = PRIVACY.number("delta", self.delta, above=0.0, below=1.0)
+        PRIVACY.choice("accountant", self.accountant, get_args(Accountant))
+        if self.seed is not None:
+            self.seed = PRIVACY.whole("seed", self.seed)
+
+    def check_update(self, optimizer: Any) -> None:
+        if not self.has_noise:
+            raise ConfigError(
+                f"Can't update with {BLOCK}: expected gradients that were clipped for each example and have noise, "
+                "found plain ones. This block works in spacy train alone. Remove it for spacy pretrain and for a loop "
+                "of your own, in which thinc_torchopt.privacy.clip_each_example can clip."
+            )
+        self.has_noise = False
+
+    def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> Privacy:
+        """With the noise of the whole training, not of these few steps."""
+        return plan_private_training(self, nlp, config, optimizer, corpus).of_each_update
+
+    def join(self, run: Any) -> Sequence[Any]:
+        return [PrivateUpdates(self, run)]
+
+
+class PoissonBatcher:
+    """See `poisson`.
+
+    size (int): The number of examples that a batch has on average.
+
+    Public: `size`, `population` (the number of examples; 0: unknown before the first batch).
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self.population = 0
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability of each example to be in a batch."""
+        return self.size / self.population
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[list[Any]]:
+        examples = list(items)
+        self.population = len(examples)
+        if self.size > self.population:
+            _BATCHER.refuse("size", f"at most the number of examples, {self.population}", self.size)
+        for _ in range(max(1, round(self.population / self.size))):
+            yield [example for example in examples if random.random() < self.sample_rate]
+
+
+def poisson(size: int) -> PoissonBatcher:
+    """Batches in which each example is with the same probability, whatever the others are. Registered as
+    `thinc-torchopt.poisson.v1`.
+
+    Batches have different sizes, and may be empty. An epoch has as many batches as it would have by that size; examples
+    may be in none of them, or in several. For private training, whose accounting needs just this.
+
+    size (int): The number of examples that a batch has on average: examples, not words.
+    RETURNS (Callable): The batcher for [training.batcher].
+    RAISES (ConfigError): `size` is below 1, or above the number of examples.
+    """
+    return PoissonBatcher(_BATCHER.whole("size", size, at_least=1))
 
 
 @dataclass
@@ -188,6 +303,85 @@ class PrivateUpdates:
         self._account.history = list(state.history)
         if self._settings.noise_multiplier is None:
             self._settings = replace(self._settings, noise_multiplier=state.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """The numbers that follow from the settings, the data and the length of a training.
+
+    population (int): The number of examples. size (int): The number of examples that a batch has on average.
+    noise_multiplier (float): Of the settings, or the least for the target.
+    last (int | None): All updates that the target allows, past ones too. None: there is no target.
+    """
+
+    settings: Privacy
+    population: int
+    size: int
+    noise_multiplier: float
+    last: int | None
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability of each example to be in a batch."""
+        return self.size / self.population
+
+    @property
+    def of_each_update(self) -> Privacy:
+        """The settings with this noise and without a target, for a part of the training."""
+        return replace(self.settings, noise_multiplier=self.noise_multiplier, target_epsilon=None)
+
+    def in_words(self) -> str:
+        """For the user."""
+        settings = self.settings
+        reached = "" if self.last is None else f"; {self.last:,} updates reach epsilon {settings.target_epsilon:g}"
+        return (
+            f"{self.population:,} examples, batches of {self.size} on average (a sample rate of "
+            f"{self.sample_rate:.4g}), clip {settings.clip:g}, noise multiplier {self.noise_multiplier:.4g}, delta "
+            f"{settings.delta:g}{reached}."
+        )
+
+
+def plan_privacy(
+    settings: Privacy,
+    *,
+    population: int,
+    size: int,
+    count_steps: Callable[[], int],
+    account: Account,
+) -> PrivacyPlan:
+    """Find the noise, and the number of updates that the target allows.
+
+    settings (Privacy): From the config; with a noise multiplier if a run goes on.
+    population (int): The number of examples. size (int): How many of them are in an update on average.
+    count_steps (Callable): The number of updates of the whole training. Called only if the noise depends on it.
+    account (Account): What was used so far.
+    RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
+    """
+    if settings.delta >= 1.0 / population:
+        PRIVACY.refuse(
+            "delta",
+            f"a number far below 1 divided by the number of examples, 1 / {population:,}",
+            settings.delta,
+            "With such a delta, even publishing one of them at random would count as private.",
+        )
+    noise, target, rate, guess = settings.noise_multiplier, settings.target_epsilon, size / population, 0
+    if noise is None:
+        guess = count_steps()
+        noise = least_noise(target or 0.0, settings.delta, rate, guess, settings.accountant)
+    if noise:
+        check_opacus()
+    last = None
+    if target is not None:
+        more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant, guess=guess)
+        if not more and not account.steps:
+            PRIVACY.refuse(
+                "target_epsilon",
+                f"one that allows an update with a noise_multiplier of {noise:g}",
+                target,
+                "Raise noise_multiplier, or leave it out.",
+            )
+        last = account.steps + more
+    return PrivacyPlan(settings, population, size, noise, last)
 
 
 def plan_private_training(

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any, Union
+
+from confection import Config
+from spacy import util
+
+from ...core.config_checks import decode
+from ...core.errors import ConfigError
+from ...core.state import write_text
+from ...loop.setup import AnyConfig, checked_overrides, config_errors, path_of
 
 _HEADER = re.compile(r"\[(?P<name>.+)\]")
 _SETTING = re.compile(r"(?P<key>.*?)\s*(?:[=:]\s*(?P<value>.*))?$", re.DOTALL)
@@ -196,11 +206,24 @@ class ConfigText:
                 lines.append("\n")
             # The comments above the section itself stay in the text.
             lines += [] if path == self.path else section.above
-            lines.append(self._lines[section.place.header] if path == self.path and section.place else f"[{path}]\n")
+            before_header, before_setting = self._indents(section)
+            place = section.place if path == self.path else None
+            lines.append(self._lines[place.header] if place is not None else f"{before_header}[{path}]\n")
             for setting in section.settings.values():
-                lines += [*setting.above, setting.text or f"{setting.key} = {setting.value}\n"]
+                lines += [*setting.above, setting.text or f"{before_setting}{setting.key} = {setting.value}\n"]
             lines += section.below
         return [_with_end(line, self._newline) for line in lines]
+
+    def _indents(self, section: SectionText) -> tuple[str, str]:
+        """The white space before the header and before the settings of a section: what a deeper indent follows is read
+        as a part of it. That of a new section is as in the one to change, or in its parent.
+        """
+        parent = self._all.get(self.path.rpartition(".")[0], self.section)
+        place = section.place or self.section.place or parent.place
+        if place is None:
+            return "", ""
+        header = _indent_of(self._lines[place.header])
+        return header, _indent_of(place.settings[0].text) if place.settings else header
 
     def _lines_of(self, section: SectionText, *, with_comments: bool) -> set[int]:
         """The lines of a section: its own, and the empty lines below it."""
@@ -282,6 +305,10 @@ def _with_end(line: str, newline: str) -> str:
     return line if line.endswith(newline) else line.rstrip("\r\n") + newline
 
 
+def _indent_of(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
 def _comments_of(entry: Entry) -> list[str]:
     if isinstance(entry, SettingText):
         return list(entry.above)
@@ -297,7 +324,7 @@ def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, SectionText]]:
         stripped = line.strip()
         if not stripped or stripped.startswith(_COMMENTS):
             continue
-        depth = len(line) - len(line.lstrip())
+        depth = len(_indent_of(line))
         if in_setting and depth > indent:
             settings = starts[-1][2]
             settings[-1] = settings[-1][0], i
@@ -369,3 +396,78 @@ def put(block: dict[str, Any], place: Sequence[str], value: Any) -> None:
     for section in sections:
         block = block.setdefault(section, {})
     block[key] = value
+
+
+@dataclass
+class ConfigSource:
+    """A config of the user, to load it with other settings.
+
+    path (Path): Its file.
+    text (str): Its text, without [search].
+    overrides (dict[str, Any]): Other values, by path.
+    search (dict[str, str]): The section [search]. confection never sees it: it would read sections from the dots in
+    its keys.
+    """
+
+    path: Path
+    text: str
+    overrides: dict[str, Any]
+    search: dict[str, str] = field(default_factory=dict)
+
+    def load(self, text: str | None = None, overrides: Mapping[str, Any] = {}) -> Config:
+        """Load the config with its variables. text (str | None): Another text. overrides (Mapping): More overrides."""
+        with config_errors(path=self.path):
+            return util.load_config_from_str(
+                self.text if text is None else text, overrides={**self.overrides, **overrides}, interpolate=False
+            )
+
+    def write_overrides(self, prefix: str) -> ConfigSource:
+        """A copy with some overrides written into its text. prefix (str): The start of their paths."""
+        self.load()  # raises for what can't be overridden
+        written = {path: value for path, value in self.overrides.items() if path.startswith(prefix)}
+        rest = {path: value for path, value in self.overrides.items() if path not in written}
+        return replace(self, text=with_settings(self.text, written), overrides=rest)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the first trial."""
+        return int(self.load().interpolate().get("training", {}).get("seed") or 0)
+
+
+def open_source(source: AnyConfig, overrides: Mapping[str, Any] = {}) -> ConfigSource:
+    """Read a config, with overrides. RAISES (ConfigError): It can't be read."""
+    path = path_of(source)
+    text = source.to_str(interpolate=False) if isinstance(source, Config) else read_text(Path(source))
+    search, text = cut_section(text, "search")
+    return ConfigSource(Path("config.cfg") if path is None else path, text, checked_overrides(overrides), search)
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a config. "-": from stdin. RAISES (ConfigError): It can't be read."""
+    try:
+        return decode(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Can't read '{path}': it is not a text in UTF-8 ({error}). Is it a config?") from error
+
+
+def check_output(path: Path) -> None:
+    """Check early that a config can be written. RAISES (ConfigError): A folder is there, or it is the name of texts."""
+    if path.is_dir():
+        raise ConfigError(f"Can't write '{path}': expected a file, found a folder. Add the name of a file.")
+    if path.suffix == ".spacy":
+        raise ConfigError(
+            f"Can't write the config '{path}': expected a name such as config.cfg, found that of texts. Name the "
+            f"config, and the texts by an option: --paths.train {path}."
+        )
+
+
+def write_config(path: Path, text: str) -> None:
+    """Write the text of a config, whole or not at all. RAISES (ConfigError): It can't be written."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise ConfigError(f"Can't write '{path}': {error}. An existing file was not changed.") from error

@@ -6,15 +6,19 @@ It was fitted on the choosing tasks of benchmarks/score.py, and confirmed on the
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
 
 from spacy.language import Language
+from spacy.tokens import DocBin
 from spacy.training import Example
+from spacy.training.corpus import walk_corpus
 from spacy.util import dot_to_object, registry, resolve_dot_names
 
 from ...core.config_checks import check_corpora, leaves_out
@@ -22,6 +26,7 @@ from ...core.errors import ConfigError, TorchOptError
 from ...core.host_errors import line_of_others, plain_error
 from ...core.kinds import Spans, kind_in, survey
 from ...core.params import escape, trainable_components
+from ...loop.data_stream import batcher_of
 
 Reader = Callable[[Language], Iterable[Example]]
 Setting = Literal["train_corpus", "dev_corpus"]
@@ -135,12 +140,21 @@ class End:
     reason: str
 
 
-def find_end(nlp: Language, words: int = 0, texts: int = 0, *, epochs: int = EPOCHS, more: float = 0.0) -> End:
+def find_end(
+    nlp: Language,
+    words: int = 0,
+    texts: int = 0,
+    *,
+    batcher: Mapping[str, Any] | None = None,
+    epochs: int = EPOCHS,
+    more: float = 0.0,
+) -> End:
     """Count the steps of some epochs, or of more where spans are rare, within bounds.
 
     nlp (Language): The pipeline, with its config filled in. It need not be initialized.
     words (int): Words of a batch. 0: as [training.batcher] says.
     texts (int): Texts of a batch at least, on average: where they are long, it has more words.
+    batcher (Mapping | None): In place of [training.batcher]. Empty: that one.
     epochs (int): Of the training, unless spans are rare.
     more (float): Texts that a teacher annotates, for each one of the corpus.
     RAISES (ConfigError): The corpus is streamed, empty or missing.
@@ -158,13 +172,13 @@ def find_end(nlp: Language, words: int = 0, texts: int = 0, *, epochs: int = EPO
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
     of_text = sum(len(example) for example in examples) / len(examples)
     size = words and max(words, min(round(texts * of_text), MOST_WORDS))
-    block = {**training["batcher"], "size": size} if size else training["batcher"]
-    batcher = registry.resolve({"batcher": block})["batcher"]
+    block = {**training["batcher"], "size": size} if size else batcher or training["batcher"]
+    draw = batcher_of(nlp, {"batcher": block})
     spans = _count_spans(nlp, training["frozen_components"], examples)
     usual = epochs
     if spans is not None:
         epochs = min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), usual), MOST_EPOCHS)
-    batches = list(islice(words_of_batches(batcher, examples, epochs), MOST + 1))
+    batches = list(islice(words_of_batches(draw, examples, epochs), MOST + 1))
     if not batches:
         raise ConfigError(
             f"Can't find the end of the training: expected batches of the texts in [{training['train_corpus']}], found "
@@ -227,3 +241,76 @@ def words_of_batches(
     for _ in range(epochs):
         for batch in batcher(examples):
             yield sum(len(example) for example in batch)
+
+
+def split_corpus(path: Path, share: float) -> tuple[Path, Path]:
+    """Write two parts of a corpus beside it, which have all that it has. Equal texts get into the same part.
+
+    path (Path): A .spacy file, or a folder of them. share (float): The second part's, of all texts.
+    RETURNS (tuple[Path, Path]): The files to train and to evaluate on.
+    RAISES (ConfigError): There are too few texts; or other files are in the way, which are never overwritten.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(
+            f"Can't split the texts: expected a share of them between 0 and 1 for --split, found {share:g}. A fifth is "
+            "usual: --split 0.2."
+        )
+    path = path.resolve()
+    bins = [DocBin(store_user_data=True).from_disk(file) for file in walk_corpus(path, ".spacy")]
+    texts = [(corpus, i) for corpus in bins for i in range(len(corpus))]
+    groups: dict[bytes, list[tuple[DocBin, int]]] = {}
+    for corpus, i in texts:
+        groups.setdefault(corpus.tokens[i][:, 0].tobytes() + corpus.spaces[i].tobytes(), []).append((corpus, i))
+    if len(groups) < 2:
+        raise ConfigError(
+            f"Can't split the texts of '{path.name}': expected at least two different ones, found {len(groups)}. Are "
+            "all texts in one document? Write one document for each."
+        )
+    shuffled = sorted(groups)
+    random.Random(0).shuffle(shuffled)
+    wanted = min(max(round(share * len(texts)), 1), len(texts) - 1)
+    dev: set[tuple[int, int]] = set()
+    for key in shuffled[:-1]:
+        if len(dev) >= wanted:
+            break
+        dev |= {(id(corpus), i) for corpus, i in groups[key]}
+    parts = [[(corpus, i) for corpus, i in texts if ((id(corpus), i) in dev) == is_dev] for is_dev in (False, True)]
+    stem = path.name if path.is_dir() else path.stem
+    files = [path.parent / f"{stem}-split-{name}.spacy" for name in ("train", "dev")]
+    contents = [_packed(part) for part in parts]
+    for file, content in zip(files, contents):
+        if file.exists() and (not file.is_file() or file.read_bytes() != content):
+            raise ConfigError(
+                f"Can't write '{file}': it already exists, with other texts. To use it, give --paths.train and "
+                "--paths.dev instead of --split. Otherwise move it away."
+            )
+    for file, content in zip(files, contents):
+        if not file.exists():
+            try:
+                file.write_bytes(content)
+            except OSError as error:
+                raise ConfigError(
+                    f"Can't write '{file}' for --split: {error.strerror}. Copy the texts to a folder of yours."
+                ) from error
+    return files[0], files[1]
+
+
+def _packed(texts: Sequence[tuple[DocBin, int]]) -> bytes:
+    """Some texts as the contents of a file."""
+    first = texts[0][0]
+    part = DocBin(store_user_data=any(any(corpus.user_data) for corpus, _ in texts))
+    part.attrs = first.attrs
+    for corpus, i in texts:
+        if corpus.attrs != part.attrs:
+            raise ConfigError(
+                "Can't split the texts: the files were saved with different attributes of tokens. Save all with the "
+                "same `attrs` of spaCy's DocBin, or split the texts yourself."
+            )
+        part.tokens.append(corpus.tokens[i])
+        part.spaces.append(corpus.spaces[i])
+        part.cats.append(corpus.cats[i])
+        part.flags.append(corpus.flags[i])
+        part.span_groups.append(corpus.span_groups[i])
+        part.user_data.append(corpus.user_data[i] if i < len(corpus.user_data) else None)
+        part.strings |= corpus.strings
+    return part.to_bytes()

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from configparser import InterpolationError
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from confection import Config, ConfigValidationError
 from spacy import util
+from spacy.language import DEFAULT_CONFIG
 from spacy.util import registry
 
 from ...core.errors import ConfigError
 from ...core.host_errors import plain_errors
-from .config_text import ConfigText, SectionText, SettingText, put, value_at, with_settings
+from .config_text import ConfigText, Raw, SectionText, SettingText, put, value_at, with_settings
 from .recipes import Draft, Recipe
 from .translation import Translation
 
 _SECTION = "training.optimizer"
 _LOGGER = "training.logger"
+_BATCHER = "training.batcher"
 _LOG = "thinc-torchopt.JSONLinesLogger."
 
 
@@ -57,6 +60,9 @@ def rewrite(
     new = text if draft.is_unchanged else str(lines)
     new = with_settings(new, draft.beside)
     sections = [_SECTION]
+    if draft.batcher:
+        new = _with_section(new, _BATCHER, draft.batcher)
+        sections.append(_BATCHER)
     if log_path is not None:
         new, change = with_log(new, log_path)
         draft.changes.append(change)
@@ -96,6 +102,17 @@ def _lines_of(text: str, path: str, verb: str) -> ConfigText:
             "its settings into such a section."
         )
     return lines
+
+
+def _with_section(text: str, path: str, settings: Mapping[str, Any]) -> str:
+    """Give a section of the text of a config these settings, and no others."""
+    lines = _lines_of(text, path, "rewrite")
+    for key in [*lines.section.settings, *lines.section.sections]:
+        if key not in settings:
+            lines.section.drop(key)
+    for key, value in settings.items():
+        lines.section.put(key, value)
+    return str(lines)
 
 
 def _check_rest(text: str, new: str, beside: Mapping[str, Any], sections: Sequence[str]) -> Config:
@@ -211,3 +228,58 @@ def _use_our_console(logger: SectionText) -> bool:
     if "progress_bar" in logger.settings and (value := logger.settings["progress_bar"].value) in bar:
         logger.put("progress_bar", bar[value])
     return name is not None
+
+
+# Highest rates, from low to high: for networks that are trained from scratch, and for transformers.
+PEAKS = 0.0005, 0.001, 0.002, 0.004
+ENCODER_PEAKS = 2e-5, 5e-5, 1e-4, 2e-4
+# Of `tune`.
+TUNING_TRIALS = 4
+
+
+@dataclass(frozen=True)
+class Stock:
+    """The tuned settings. peak (float): The highest rate."""
+
+    peak: float
+    use_averages: bool = True
+
+    def __str__(self) -> str:
+        return f"a rate of up to {self.peak:g}, {'averages' if self.use_averages else 'no averages'}"
+
+    def write(self, text: str, training: Mapping[str, Any]) -> str:
+        """Put it into the text of a config with the recipe best. training (Mapping): [training] of that config."""
+        config = ConfigText(text, "training.optimizer")
+        section, warmup = config.section, training["optimizer"]["learn_rate"]["warmup_ratio"] * training["max_steps"]
+        section.settings, section.sections, section.below = {}, {}, []
+        settings = DEFAULT_CONFIG["training"]["optimizer"] | {"use_averages": self.use_averages}
+        for key, value in settings.items():
+            if key != "learn_rate":
+                section.put(key, value)
+        rate = section.section("learn_rate")
+        rate.put("@schedules", "warmup_linear.v1")
+        rate.put("initial_rate", self.peak)
+        rate.put("warmup_steps", round(warmup))
+        rate.put("total_steps", Raw("${training.max_steps}"))
+        return str(config)
+
+
+def tune(peaks: Sequence[float], score: Callable[[Stock], float]) -> Stock:
+    """Find the best settings in `TUNING_TRIALS` trials.
+
+    peaks (Sequence[float]): Four, from low to high. The highest one is tried if the third is better than the second,
+        and otherwise the lowest.
+    score (Callable): Trains once.
+    """
+    lowest, low, high, highest = peaks
+    found: dict[Stock, float] = {}
+
+    def best_of(*candidates: Stock) -> Stock:
+        for candidate in candidates:
+            if candidate not in found:
+                found[candidate] = score(candidate)
+        return max(candidates, key=lambda candidate: found[candidate])
+
+    best = best_of(Stock(low), Stock(high))
+    best = best_of(best, Stock(highest if best.peak == high else lowest))
+    return best_of(best, replace(best, use_averages=False))

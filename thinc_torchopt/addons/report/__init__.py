@@ -1,25 +1,12 @@
 """Reports on trainings: one HTML file, one picture, or a cell of a notebook. report.py has the object behind them.
 
-log_file.py reads a log, runs.py joins logs to runs. trained.py reads what was trained, labels.py the scores of labels.
+log_file.py reads a log, runs.py joins logs to runs. labels.py reads what was trained, and the scores of its labels.
 kinds.py compares predictions with annotations, a class for each kind of them, and errors.py finds the worst errors.
-figures.py draws runs, draw_errors.py errors; page.py makes the page, or one picture. plots.py has the pictures of other
+figures.py draws runs and errors; page.py makes the page, or one picture. plots.py has the pictures of other
 commands, style.py their common style.
 """
 
 from .page import check_output
 from .plots import Point, check_picture, plot_range_test, plot_schedule, plot_study
 from .report import Report, read_report
-from .runs import LoggedRun, with_others
-
-__all__ = [
-    "LoggedRun",
-    "Point",
-    "Report",
-    "check_output",
-    "check_picture",
-    "plot_range_test",
-    "plot_schedule",
-    "plot_study",
-    "read_report",
-    "with_others",
-]
+from .runs import with_others

@@ -38,12 +38,11 @@ def check_picture(path: Path, read: Sequence[Path] = ()) -> None:
     check_place(path, read)
 
 
-def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool = False, title: str = "") -> None:
+def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, title: str = "") -> None:
     """Draw learning rates over the steps. Groups with the same rates at every step share a curve.
 
     rates (Mapping[str, Sequence[float]]): By param group, the rate of each step.
     path (Path): The file; its ending says what kind. Replaced if it is there.
-    log (bool): Use a logarithmic scale. Rates of 0 and far below the peak of their group are left out.
     title (str): Title of the picture.
     RAISES (ImportError): matplotlib is not installed.
     """
@@ -56,7 +55,7 @@ def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool
             look = {"color": colour_of(i, len(alike)), "linestyle": ["-", "--", ":", "-."][i % 4]}
             label = fill(", ".join(names), _NAMES_WIDTH) + (" (always 0)" if not any(values) else "")
             axes.plot(range(len(values)), values, label=label, linewidth=1.7, **look)
-        scale_rates(axes, alike, log=log)
+        scale_rates(axes, alike)
         axes.set_xlim(left=0)
         set_ticks(axes)
         _add_legend(axes)

@@ -17,14 +17,13 @@ from spacy.language import Language
 from ...core.errors import ConfigError
 from ...core.tables import as_text, print_table
 from ...core.words import count
-from .draw_errors import draw as draw_error
 from .errors import N_WORST, Compared, KindOfErrors, compare
-from .labels import Labels, Texts, count_texts, shown, table_of, tables_of, title_of
+from .figures import draw as draw_error
+from .labels import Labels, Texts, Trained, count_texts, read_folder, shown, table_of, tables_of, title_of
 from .log_file import printable
 from .page import check_output, draw, make_page
 from .runs import LoggedRun, duration, facts_of, read_runs, summarize
 from .style import save_whole
-from .trained import Trained, read_folder
 
 # Labels of a kind that are printed.
 _MAX_LABELS = 30

@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy
 
 from ...core.errors import ConfigError
+from .labels import Trained, read_line
 from .log_file import COUNTED, NUMBERED, LogFile, parse, printable
-from .trained import Trained, read_line
 
 # The most stretches that speeds are averaged over.
 _STRETCHES = 150

@@ -113,24 +113,23 @@ def number(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
-def scale_rates(axes: Any, rates: Iterable[Sequence[float]], *, log: bool | None = None) -> bool:
-    """Set the scale of an axis of learning rates. A logarithmic one ends where rates hardly matter.
+def scale_rates(axes: Any, rates: Iterable[Sequence[float]]) -> bool:
+    """Set the scale of an axis of learning rates: logarithmic if the groups differ much. It ends where rates hardly
+    matter.
 
     rates (Iterable[Sequence[float]]): Of each group. NaN: unknown.
-    log (bool | None): Whether it is logarithmic. None: if the groups differ much.
     RETURNS (bool): Whether it is logarithmic.
     """
     positive = [values[values > 0.0] for values in map(numpy.asarray, rates)]
     active = [float(values.max()) for values in positive if len(values)]
-    if log is None:
-        log = bool(active) and max(active) > _LOG_FROM * min(active)
-    if log and active:
+    log = bool(active) and max(active) > _LOG_FROM * min(active)
+    if log:
         axes.set_yscale("log", nonpositive="mask")
         lowest = min(float(values.min()) for values in positive if len(values))
         axes.set_ylim(max(_LEAST_RATE * min(active), 0.7 * lowest), 1.5 * max(active))
     else:
         axes.set_ylim(0.0, 1.08 * max(active, default=1.0))
-    return bool(log and active)
+    return log
 
 
 def needs_log(values: numpy.ndarray, *, of_all: bool = False) -> bool:

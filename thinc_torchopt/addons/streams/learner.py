@@ -12,7 +12,7 @@ which tells the folder of a run from others: their files are not touched.
       rejected.jsonl    texts that could not be learned, with the reason
       teacher/          the pipeline as it was at the start, if it fills in what texts leave open
 
-A text that can't be learned changes nothing: its batch is undone (undo.py). Then the run saves and ends, or
+A text that can't be learned changes nothing: its batch is undone (backward.py). Then the run saves and ends, or
 leaves out that text.
 
 With new labels, the pipeline as it was at the start is the teacher (loop/filling.py): it fills in what texts with new
@@ -22,10 +22,9 @@ labels leave open. A text of the memory has no labels that came later: there, th
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,41 +37,43 @@ from thinc.api import fix_random_seed
 from ...core.errors import ConfigError, NonFiniteGradError, PipelineError, StateError, StreamError, TorchOptError
 from ...core.labels import add_labels
 from ...core.optimizer import TorchOptimizer
-from ...core.schema import check_version, read, write
-from ...core.state import clear_leftovers, read_folder, replacing, write_folder
+from ...core.state import clear_leftovers
 from ...core.types import BatchSize
-from ...core.words import count, listed
-from ...loop.checkpoint_folder import resumable
 from ...loop.components import check_listeners, is_trained
 from ...loop.config_check import collect_identity, collect_values, compare_configs
 from ...loop.label_conflicts import MOST_TEXTS, Comparison
 from ...loop.model_state import check_model, checksum_of, collect_model, restore_model
 from ...loop.random_state import check_generators, collect_random, preserved_random, restore_random
-from ...loop.run_lock import RunLock
-from .annotated import AnnotatedTexts, Teaches
-from .backward import backward
+from .backward import Undo, backward
 from .records import (
     Memory,
     Record,
     as_line,
     in_words,
-    is_rejected,
     make_example,
     read_examples,
     read_record,
+    row_of,
     unknown_keys,
     unknown_labels,
     without_half_line,
 )
-from .rows import LogRow, append_rows, trim
 from .scores import StreamScores, pack, unpack
-from .settings import LearnSettings
-from .source import Line, LineReader, Place
-from .state import VERSION, LearnerState, StreamProgress, TextBlock
-from .teaching import TEACHER, StreamTeacher
-from .undo import Undo
+from .source import Line, LineReader
+from .state import (
+    LAST,
+    LOG,
+    REJECTED,
+    VERSION,
+    LearnerFolder,
+    LearnerState,
+    LearnSettings,
+    LogRow,
+    StreamProgress,
+    TextBlock,
+)
+from .teaching import TEACHER, AnnotatedTexts, StreamTeacher, Teaches
 
-STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
 # After so many texts, labels that they should have are told.
 _COMPARED = 10
 _ADVICE = (
@@ -140,7 +141,6 @@ class StreamLearner:
         self.teacher: StreamTeacher | None = None
         self.progress = StreamProgress(Memory(settings.memory if settings.replay else 0))
         self._scored: list[Example] = []  # texts of the block, each as it was predicted before it was learned
-        self._saved = 0
         self._undo = Undo(nlp)
         self._compared: Comparison | None = Comparison(nlp, self._trained)
         self._changes = False  # the weights, at this moment
@@ -153,10 +153,9 @@ class StreamLearner:
         self._start = time.monotonic()
         self._lasting = {**settings.lasting, "weights of MODEL": f"checksum {checksum_of(collect_model(nlp))}"}
         check_listeners(nlp, self._frozen, self._annotating)
-        self._lock = RunLock(folder, what="what is learned", setting="--output")
-        self._lock.acquire()
+        self._output = LearnerFolder(folder)
         try:
-            saved = self._read_state()
+            saved = self._output.read()
             clear_leftovers(folder)
             self.goes_on = saved is not None
             if saved is None:
@@ -164,7 +163,7 @@ class StreamLearner:
             else:
                 self._restore(saved)
         except BaseException:
-            self._lock.release()
+            self._output.release()
             raise
 
     @property
@@ -176,7 +175,7 @@ class StreamLearner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self._output.release()
 
     def _begin(self, old: Path | None) -> None:
         if self._seed is not None:
@@ -192,7 +191,7 @@ class StreamLearner:
 
     def _begin_teacher(self) -> None:
         """Let the pipeline as it is now be the teacher. RAISES (StateError): It can't be written."""
-        with self._on_disk():
+        with self._output.writing():
             StreamTeacher.keep(self._nlp, self.folder)
         self.teacher = StreamTeacher(self._nlp, self.folder)
         self._notify(
@@ -243,7 +242,7 @@ class StreamLearner:
                 continue
             if row is not None:
                 row = self._log(row, is_last=is_over)
-            if is_over or self.progress.texts - self._saved >= self._settings.save_every:
+            if is_over or self.progress.texts - self._output.saved_texts >= self._settings.save_every:
                 if failed is None:
                     self._check_annotated(at_end=is_over)
                 if not self._teaches.in_vain(self.progress.annotated):
@@ -337,10 +336,11 @@ class StreamLearner:
     def _read(self, line: Line) -> _Text | None:
         """RETURNS (_Text | None): None: the text is skipped. RAISES (StreamError): It can't be learned."""
         record: Record = read_record(line.content, line.where)
-        unused = unknown_keys(record)
+        row = row_of(record, line.where)
+        unused = unknown_keys(row)
         for key in unused:
             self._notify_once(f"'{key}' of texts is not used.")
-        if is_rejected(record):
+        if row.left_out:
             return None
         example = make_example(self._nlp, record, line.where)
         for component, label in unknown_labels(self._nlp, example, self._frozen):
@@ -412,8 +412,8 @@ class StreamLearner:
             if self._changes and not isinstance(error, NonFiniteGradError):
                 raise StreamError(
                     f"Can't learn from {found[-1].line.where}: the update failed while it changed the weights, so "
-                    f"nothing since text {self._saved:,} is saved. To go on from there, run the same command. "
-                    f"{in_words(error)}"
+                    f"nothing since text {self._output.saved_texts:,} is saved. To go on from there, run the same "
+                    f"command. {in_words(error)}"
                 ) from error
             self._changes = False
             self._undo.undo()
@@ -579,7 +579,9 @@ class StreamLearner:
             row.is_last = True
         else:
             self.progress.logged, self.progress.block = self.progress.texts, TextBlock()
-        self._append(LOG, [vars(row)], lasts=not row.is_last)
+        size = self._output.append(LOG, [vars(row)])
+        if not row.is_last:  # else the next run removes it
+            self.progress.sizes[LOG] = size
         return row
 
     def _notify_once(self, text: str) -> None:
@@ -589,30 +591,9 @@ class StreamLearner:
 
     # ------------------------------------------------------------------ state
 
-    @contextmanager
-    def _on_disk(self) -> Iterator[None]:
-        """RAISES (StateError): Inside, something could not be written; or another run has the folder."""
-        try:
-            self._lock.check()
-            yield
-        except OSError as error:
-            raise StateError(
-                f"Can't save in '{self.folder}': {type(error).__name__}: {error}. The last save was after "
-                f"{count(self._saved, 'text')}. When the disk has space, run the same command to go on from there."
-            ) from error
-
-    def _append(self, name: str, rows: list[dict[str, Any]], *, lasts: bool = True) -> None:
-        """Append rows to a file. lasts (bool): The next run does not remove them. RAISES (StateError): It can't be
-        written.
-        """
-        with self._on_disk():
-            size = append_rows(self.folder / name, rows)
-        if lasts:
-            self.progress.sizes[name] = size
-
     def _write_rejected(self) -> None:
         if self._unwritten:
-            self._append(REJECTED, self._unwritten)
+            self.progress.sizes[REJECTED] = self._output.append(REJECTED, self._unwritten)
             self._unwritten = []
 
     def save(self) -> None:
@@ -634,35 +615,11 @@ class StreamLearner:
             self.progress,
         )
         self._write_rejected()
-        with self._on_disk():
-            write_folder(self.folder / STATE, write(state))
-            with replacing(self.folder / LAST) as unfinished, self._averaged():
-                self._nlp.to_disk(unfinished)
-        self._saved = self.progress.texts
+        self._output.save(state, self._write_pipeline)
 
-    def _read_state(self) -> LearnerState | None:
-        """Read the state of an earlier run.
-
-        RETURNS (LearnerState | None): None: there is none, or that of its start, before it read anything.
-        RAISES (StateError): It is damaged; or there is none, but other files that the run would overwrite.
-        """
-        cant = f"Can't write what is learned to '{self.folder}':"
-        clear_leftovers(self.folder, STATE)
-        for folder in (self.folder, self.folder / STATE):
-            if resumable(folder):
-                raise StateError(f"{cant} the checkpoints of a training are in '{folder}'. Give another --output.")
-        if not (self.folder / STATE).exists():
-            ours = (STATE, LAST, LOG, REJECTED, TEACHER)
-            if found := [name for name in ours if os.path.lexists(self.folder / name)]:
-                raise StateError(
-                    f"{cant} {listed(found)} {'is' if len(found) == 1 else 'are'} there without the state of an "
-                    "earlier run, and would be overwritten. Give another --output."
-                )
-            return None
-        what = f"the stream in '{self.folder}'"
-        check_version(content := read_folder(self.folder / STATE), VERSION, what)
-        saved = read(LearnerState, content, what)
-        return None if saved.progress.place == Place() else saved
+    def _write_pipeline(self, path: Path) -> None:
+        with self._averaged():
+            self._nlp.to_disk(path)
 
     def _restore(self, saved: LearnerState) -> None:
         """RAISES (StateError): The state is damaged, or of another pipeline."""
@@ -685,14 +642,12 @@ class StreamLearner:
         self._optimizer.keep_buffers()
         if self._settings.is_taught and self.teacher is None:  # labels are added from now on
             self._begin_teacher()
-        self.progress, self._saved = saved.progress, saved.progress.texts
+        self.progress, self._output.saved_texts = saved.progress, saved.progress.texts
         self._start -= saved.progress.seconds
         known = saved.progress.compared
         self._compared = None if known is None else Comparison(self._nlp, self._trained, **vars(known))
         # Texts that are learned again, and the end of the run, get new rows.
-        with self._on_disk():
-            for name in (LOG, REJECTED):
-                trim(self.folder / name, self.progress.sizes.get(name, 0))
+        self._output.trim(self.progress.sizes)
         restore_random(saved.random)
 
     def _teacher_of(self, saved: LearnerState) -> StreamTeacher:

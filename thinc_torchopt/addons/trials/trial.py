@@ -27,7 +27,7 @@ from spacy.util import registry, resolve_dot_names
 from thinc.api import Optimizer, fix_random_seed
 
 from ...core.errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning
-from .dev_halves import halves, predict, resampled, score, thinned
+from .comparison import halves, predict, resampled, score, thinned
 
 Scores = tuple[float, dict[str, Any]]
 Corpus = Callable[[Language], Iterable[Example]]

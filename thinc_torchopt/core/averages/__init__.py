@@ -6,18 +6,3 @@ settings.py has the settings of a config (`EMA`, `SWA`), use_params.py puts aver
 from .averages import AveragedParams, Averages
 from .settings import EMA, SWA, AverageSettings, chosen_averages
 from .use_params import check_not_in_use, check_param_not_in_use, is_in_place, is_in_use, use_in_model, use_in_pipeline
-
-__all__ = [
-    "EMA",
-    "SWA",
-    "AverageSettings",
-    "AveragedParams",
-    "Averages",
-    "check_not_in_use",
-    "check_param_not_in_use",
-    "chosen_averages",
-    "is_in_place",
-    "is_in_use",
-    "use_in_model",
-    "use_in_pipeline",
-]

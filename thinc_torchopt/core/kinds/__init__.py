@@ -18,29 +18,6 @@ from .spans import BareSpans, Entities, Links, OfSpans, Spans, SpansOfOneLabel
 from .survey import Annotations, survey
 from .words import LEAST_ACTIONS, LEAST_CHANGES, Lemmas, Morphology, Sentences, Tags, Trees
 
-__all__ = [
-    "KINDS",
-    "LEAST_ACTIONS",
-    "LEAST_CHANGES",
-    "Annotations",
-    "Categories",
-    "Entities",
-    "Kind",
-    "Lemmas",
-    "Links",
-    "Morphology",
-    "OfSpans",
-    "OneCategory",
-    "Rule",
-    "Sentences",
-    "Spans",
-    "Tags",
-    "Trees",
-    "kind_in",
-    "kind_of",
-    "survey",
-]
-
 # A teacher fills in trees before sentence boundaries, which follow from them.
 KINDS: Final[tuple[type[Kind], ...]] = (
     *(Trees, Sentences, Tags, Morphology, Lemmas),

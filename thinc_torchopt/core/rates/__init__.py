@@ -7,21 +7,3 @@ new_params.py: the rates of params that are added in mid-training.
 from .new_params import NEW_PARAMS_FACTOR, Warmup, add_new_params, warm_up_new_params
 from .records import GroupRecord, OptimizerRecord, RateScale, RateSource, TorchGroup, check_rate, rate_of
 from .writer import RateWriter, WriterState, warn_at_step, writer_of
-
-__all__ = [
-    "NEW_PARAMS_FACTOR",
-    "GroupRecord",
-    "OptimizerRecord",
-    "RateScale",
-    "RateSource",
-    "RateWriter",
-    "TorchGroup",
-    "Warmup",
-    "WriterState",
-    "add_new_params",
-    "check_rate",
-    "rate_of",
-    "warm_up_new_params",
-    "warn_at_step",
-    "writer_of",
-]

@@ -38,25 +38,3 @@ from .schedule import Schedule, current, is_moving, try_to_load
 from .schedules import Schedules
 from .sequence import sequence
 from .to_the_end import with_end
-
-__all__ = [
-    "Mode",
-    "PlateauSchedule",
-    "Schedule",
-    "Schedules",
-    "ThresholdMode",
-    "cosine_at",
-    "current",
-    "inverse_sqrt",
-    "is_moving",
-    "lowered",
-    "one_cycle",
-    "plateau",
-    "polynomial",
-    "sequence",
-    "try_to_load",
-    "warmup_cosine",
-    "warmup_linear",
-    "warmup_stable_decay",
-    "with_end",
-]

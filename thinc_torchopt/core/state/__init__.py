@@ -13,7 +13,6 @@ from .files import (
     advice_on,
     check_folder,
     clear_leftovers,
-    crc32_of,
     is_one_of,
     read_folder,
     replacing,
@@ -24,30 +23,3 @@ from .files import (
 from .preserve import StateMapping, preserve_optimizer_state
 from .saved_state import VERSION, WHAT, SavedState
 from .trees import copies_in_main_memory, flatten, in_main_memory
-
-__all__ = [
-    "FULL",
-    "MANIFEST",
-    "TENSORS",
-    "VALUES",
-    "VERSION",
-    "WHAT",
-    "SavedState",
-    "StateMapping",
-    "advice_on",
-    "by_name",
-    "check_folder",
-    "clear_leftovers",
-    "copies_in_main_memory",
-    "crc32_of",
-    "flatten",
-    "in_main_memory",
-    "is_one_of",
-    "preserve_optimizer_state",
-    "read_folder",
-    "replacing",
-    "saved_state",
-    "write_folder",
-    "write_parts",
-    "write_text",
-]

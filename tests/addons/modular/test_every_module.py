@@ -1,0 +1,314 @@
+"""Every module there is: as torch's own optimizers, as another library, or as the formula of its paper; and the same in
+any memory order, in half precision, as updates, and in a copy.
+"""
+
+import copy
+import json
+from collections import defaultdict
+from itertools import count
+
+import pytest
+import torch
+
+from thinc_torchopt.addons.modular.clipping import GaussianNoise
+from thinc_torchopt.addons.modular.optimizer import Modular
+from thinc_torchopt.addons.modular.specs import MODULES, REGULARIZERS
+
+from .compare import assert_same
+
+# float32, with another order of operations than torch's, over a few steps.
+CLOSE = {"rtol": 2e-5, "atol": 1e-6}
+SHAPES = {"matrix": (5, 4), "bias": (7,), "cube": (3, 2, 4), "scalar": ()}
+
+
+def params(seed=0, dtype=torch.float32, left_out=()):
+    generator = torch.Generator().manual_seed(seed)
+    values = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
+    return {name: torch.nn.Parameter(value) for name, value in values.items() if name not in left_out}
+
+
+def strange_params(**options):
+    """The same values, as a view into larger memory, and transposed."""
+    found = params(**options)
+    wide = torch.zeros(5, 9)
+    wide[:, ::2][:, :4].copy_(found["matrix"].detach())
+    found["matrix"] = wide[:, ::2][:, :4].requires_grad_()
+    if "cube" in found:
+        turned = found["cube"].detach().permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        found["cube"] = torch.nn.Parameter(turned)
+    assert not any(found[name].is_contiguous() for name in ("matrix", "cube") if name in found)
+    return found
+
+
+def fill_grads(found, step):
+    generator = torch.Generator().manual_seed(100 + step)
+    for param in found.values():
+        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+
+
+def like(found):
+    return {name: torch.nn.Parameter(param.detach().clone()) for name, param in found.items()}
+
+
+def modular(*modules, lr=0.01, **settings):
+    return lambda found: Modular(found.items(), lr, modules=modules, **settings)
+
+
+def from_torch(cls, **options):
+    return lambda found: cls(list(found.values()), **{"lr": 0.01, **options})
+
+
+def by_hand(formula, *, decay=0.0, max_norm=None):
+    """torch's SGD on what a formula makes of each gradient: of weights, gradient, and what it keeps."""
+
+    def make(found):
+        optimizer, kept = torch.optim.SGD(found.values(), lr=0.01, weight_decay=decay), defaultdict(dict)
+
+        def change(*_):
+            for param in found.values():
+                param.grad = formula(param.detach(), param.grad, kept[param]).clone()
+            if max_norm is not None:  # it adds 1e-6 to the norm
+                torch.nn.utils.clip_grad_norm_(found.values(), max_norm)
+
+        optimizer.register_step_pre_hook(change)
+        return optimizer
+
+    return make
+
+
+def lookahead(inner, k, alpha):
+    """The paper's: after k steps of another optimizer, a part of the way that it went."""
+
+    def make(found):
+        optimizer, slow, steps = inner(found), [param.detach().clone() for param in found.values()], count(1)
+
+        def look(*_):
+            for start, param in zip(slow, found.values()) if next(steps) % k == 0 else ():
+                start += alpha * (param.detach() - start)
+                param.data.copy_(start)
+
+        optimizer.register_step_post_hook(look)
+        return optimizer
+
+    return make
+
+
+def plain(w, g, s):
+    return g
+
+
+def ewma(w, g, s):
+    s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * g
+    return s["m"]
+
+
+def momentum(w, g, s):
+    s["v"] = 0.9 * s.get("v", 0.0) + g
+    return s["v"]
+
+
+def lion(w, g, s):
+    m = s.get("m", torch.zeros_like(w))
+    s["m"] = 0.99 * m + 0.01 * g
+    return torch.sign(0.9 * m + 0.1 * g)
+
+
+def agc(w, g, s):
+    w2, g2 = (t.reshape(len(t), -1) if t.ndim > 1 else t.reshape(1, -1) for t in (w, g))
+    limit = 0.01 * w2.norm(dim=1).clamp(min=1e-3)
+    factor = (limit / g2.norm(dim=1)).clamp(max=1.0)
+    return (g2 * factor[:, None]).reshape(g.shape)
+
+
+def centralize(w, g, s):
+    return g if g.ndim < 2 else g - g.reshape(len(g), -1).mean(1).reshape(-1, *[1] * (g.ndim - 1))
+
+
+def yogi(w, g, s):
+    s["t"] = t = s.get("t", 0) + 1
+    v = s.get("v", torch.zeros_like(w))
+    s["v"] = v = v - torch.sign(v - g * g) * 0.01 * g * g
+    s["m"] = m = 0.9 * s.get("m", torch.zeros_like(w)) + 0.1 * g
+    return m / (1 - 0.9**t) / ((v / (1 - 0.99**t)).sqrt() + 1e-7)
+
+
+def amsgrad(w, g, s):
+    """The maximum is of the corrected moment: see declearn."""
+    s["t"] = t = s.get("t", 0) + 1
+    s["m"] = 0.9 * s.get("m", torch.zeros_like(w)) + 0.1 * g
+    s["v"] = 0.99 * s.get("v", torch.zeros_like(w)) + 0.01 * g * g
+    s["max"] = torch.maximum(s.get("max", torch.zeros_like(w)), s["v"] / (1 - 0.99**t))
+    return s["m"] / (1 - 0.9**t) / (s["max"].sqrt() + 1e-7)
+
+
+def of_library(make):
+    """Of pytorch-optimizer, where it is installed."""
+
+    def made(found):
+        library = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
+        return make(library)(found)
+
+    return made
+
+
+def library_agc(library):
+    # Its own eps is added where ours is a limit: 1e-6 of norms of about 1.
+    return by_hand(lambda w, g, s: library.optimizer.agc(w, g, 1e-3, 0.01))
+
+
+def library_centralize(library):
+    def change(w, g, s):
+        if g.ndim > 1:
+            library.optimizer.gradient_centralization.centralize_gradient(g)
+        return g
+
+    return by_hand(change)
+
+
+def library_lookahead(library):
+    return lambda found: library.Lookahead(torch.optim.SGD(found.values(), lr=0.01), k=2, alpha=0.5)
+
+
+AS_TORCH = {"beta_2": 0.999, "eps": 1e-8}
+CLIP = ("l2-global-clipping", {"max_norm": 0.5})
+NADAM = {"optim_cls": "torch.optim.NAdam", "kwargs": {"betas": [0.8, 0.99]}}
+# Ours, and the oracle.
+CHAINS = {
+    "sgd": (modular(), from_torch(torch.optim.SGD)),
+    "momentum": (modular("momentum"), from_torch(torch.optim.SGD, momentum=0.9)),
+    "nesterov": (
+        modular(("momentum", {"beta": 0.8, "nesterov": True})),
+        from_torch(torch.optim.SGD, momentum=0.8, nesterov=True),
+    ),
+    "adam": (modular(("adam", AS_TORCH)), from_torch(torch.optim.Adam)),
+    "adamw": (modular(("adam", AS_TORCH), weight_decay=0.1), from_torch(torch.optim.AdamW, weight_decay=0.1)),
+    # Not last in the chain, so without torch's kernel.
+    "adam plain": (modular(("adam", AS_TORCH), ("l2-clipping", {"max_norm": 1e6})), from_torch(torch.optim.Adam)),
+    "amsgrad": (modular(("adam", {"amsgrad": True})), by_hand(amsgrad)),
+    "rmsprop": (modular(("rmsprop", {"beta": 0.99, "eps": 1e-8})), from_torch(torch.optim.RMSprop)),
+    "adagrad": (modular(("adagrad", {"eps": 1e-10})), from_torch(torch.optim.Adagrad)),
+    # torch's weight decay of SGD is ridge with half of it.
+    "ridge": (modular(regularizers=[("ridge", {"alpha": 0.05})]), from_torch(torch.optim.SGD, weight_decay=0.1)),
+    "lasso": (modular(regularizers=[("lasso", {"alpha": 0.05})]), by_hand(lambda w, g, s: g + 0.05 * torch.sign(w))),
+    "torch-optim": (modular(("torch-optim", NADAM)), from_torch(torch.optim.NAdam, betas=(0.8, 0.99))),
+    "clipped": (modular(CLIP), by_hand(plain, max_norm=0.5)),
+    # What comes out of momentum can't be computed twice: it is kept.
+    "momentum, clipped": (modular("momentum", CLIP), by_hand(momentum, max_norm=0.5)),
+    "each clipped": (
+        modular(("l2-clipping", {"max_norm": 0.5})),
+        by_hand(lambda w, g, s: g * min(1.0, 0.5 / float(g.norm()))),
+    ),
+    "ewma": (modular("ewma"), by_hand(ewma)),
+    "lion": (modular("lion"), by_hand(lion)),
+    "agc": (modular("agc"), by_hand(agc)),
+    # Momentum gives out its own state: what comes next must not write to it.
+    "momentum, agc": (modular("momentum", "agc"), by_hand(lambda w, g, s: agc(w, momentum(w, g, s), s))),
+    "centralize": (modular("centralize"), by_hand(centralize)),
+    "yogi": (modular("yogi"), by_hand(yogi)),
+    # Its part of the weights goes with the rate, or apart from it.
+    "decay with the rate": (modular("yogi", weight_decay=0.1), by_hand(yogi, decay=0.1)),
+    "decay apart from the rate": (modular("yogi", weight_decay=0.1, decay="declearn"), by_hand(yogi, decay=10.0)),
+    "lookahead, adam": (
+        modular(("lookahead", {"k": 3, "alpha": 0.4}), ("adam", AS_TORCH), weight_decay=0.1),
+        lookahead(from_torch(torch.optim.AdamW, weight_decay=0.1), 3, 0.4),
+    ),
+    "lookahead, momentum": (
+        modular(("lookahead", {"k": 3, "alpha": 0.4}), "momentum"),
+        lookahead(from_torch(torch.optim.SGD, momentum=0.9), 3, 0.4),
+    ),
+    "lion of a library": (modular("lion"), of_library(lambda it: from_torch(it.Lion, weight_decay=0.0)), "scalar"),
+    "lookahead of a library": (modular(("lookahead", {"k": 2})), of_library(library_lookahead)),
+    # The library takes the last dimension of a cube for a unit.
+    "agc of a library": (modular("agc"), of_library(library_agc), "scalar", "cube"),
+    "centralize of a library": (modular("centralize"), of_library(library_centralize)),
+}
+
+
+def race(ours, theirs, make=params, left_out=()):
+    """Both get the same gradients, and must give the same params after each step; gradients stay as they were."""
+    found, expected = make(left_out=left_out), params(left_out=left_out)
+    optimizer, oracle = ours(found), theirs(expected)
+    for step in range(7):
+        for own in (found, expected):
+            fill_grads(own, step)
+        before = [param.grad.clone() for param in found.values()]
+        optimizer.step()
+        oracle.step()
+        assert all(map(torch.equal, before, (param.grad for param in found.values())))
+        for key, param in found.items():
+            torch.testing.assert_close(param.detach().contiguous(), expected[key].detach(), **CLOSE)
+
+
+@pytest.mark.parametrize("make", [params, strange_params])
+@pytest.mark.parametrize("name", CHAINS)
+def test_every_module_equals_its_oracle(name, make):
+    ours, theirs, *left_out = CHAINS[name]
+    race(ours, theirs, make, left_out)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", [name for name in CHAINS if name != "torch-optim"])
+def test_every_module_other_dtypes(name, dtype):
+    """Half precision is computed in float32, and its state is kept so: as good as float32 with rounded weights."""
+    found = params(dtype=dtype)
+    wide = {key: torch.nn.Parameter(param.detach().double()) for key, param in found.items()}
+    optimizer, reference = (CHAINS[name][0](own) for own in (found, wide))
+    fill_grads(found, 0)
+    for key, param in wide.items():
+        param.grad = found[key].grad.double()
+    optimizer.step()
+    reference.step()
+    for key, param in found.items():
+        torch.testing.assert_close(param, wide[key].to(dtype), rtol=1e-2 if dtype.itemsize < 4 else 1e-9, atol=1e-3)
+        kept = [value for value in optimizer.state[param].values() if isinstance(value, torch.Tensor)]
+        assert {value.dtype for value in kept} <= {torch.float64 if dtype is torch.float64 else torch.float32}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_every_module_updates_are_what_a_step_adds(name):
+    found, same = params(), params()
+    optimizer, other = (CHAINS[name][0](own) for own in (found, same))
+    for step in range(2):
+        fill_grads(same, step)
+        grads = {key: param.grad for key, param in same.items()}
+        before = like(found)
+        updates = optimizer.compute_updates_from_gradients(grads)
+        assert all(torch.equal(found[key], before[key]) for key in found)
+        other.apply_gradients(grads)
+        for key, param in found.items():
+            param.data.add_(updates[key])
+            torch.testing.assert_close(param, same[key], **CLOSE)
+    with pytest.raises(KeyError, match="one for each"):
+        optimizer.apply_gradients([torch.zeros(2)])
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "torch-optim"])
+def test_every_module_copies_and_torch_state_dicts_go_on_exactly(name):
+    modules = [GaussianNoise(0.1, safe_mode=False)] if name == "gaussian-noise" else [name]
+
+    def make(own):
+        return Modular(own.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), modules=modules)
+
+    optimizer = make(found := params())
+    for step in range(3):
+        fill_grads(found, step)
+        optimizer.step()
+    copied, same = copy.deepcopy((optimizer, found))
+    from_dict = make(loaded := like(found))
+    from_dict.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for own, each in ((found, optimizer), (same, copied), (loaded, from_dict)):
+        each.start_round()
+        for step in range(3, 5):
+            fill_grads(own, step)
+            each.step()
+    for key in found:
+        assert torch.equal(found[key], same[key]) and torch.equal(found[key], loaded[key])
+    in_half = make(half := {key: torch.nn.Parameter(param.detach().bfloat16()) for key, param in found.items()})
+    fill_grads(half, 0)
+    in_half.step()
+    taken, in_half_too = in_half.state_dict(), make(half)
+    in_half_too.load_state_dict(copy.deepcopy(taken))
+    assert_same(in_half_too.state_dict(), taken)  # torch would make it bfloat16
+    with pytest.raises(ValueError, match="shared"):
+        from_dict.load_state_dict({**optimizer.state_dict(), "shared": {}})
+    assert json.loads(json.dumps(optimizer.get_config())) == optimizer.get_config()
