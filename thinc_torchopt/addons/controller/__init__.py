@@ -16,18 +16,3 @@ from .operations import HFControls, Operation, RunHandle, controller_operations,
 from .settings import ControllerSettings, trainer_controller
 
 STABILITY: Final = "provisional"
-
-__all__ = [
-    "ControllerSettings",
-    "ControllerSpec",
-    "HFControls",
-    "Metric",
-    "Operation",
-    "RunHandle",
-    "TrainerController",
-    "controller_metrics",
-    "controller_operations",
-    "register_metric_handlers",
-    "register_operation_handlers",
-    "trainer_controller",
-]

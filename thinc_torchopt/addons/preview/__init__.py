@@ -8,11 +8,3 @@ all add-ons.
 from .comparison import compare_recipes
 from .description import explain
 from .params import describe, params, tell_pipeline
-
-__all__ = [
-    "compare_recipes",
-    "describe",
-    "explain",
-    "params",
-    "tell_pipeline",
-]

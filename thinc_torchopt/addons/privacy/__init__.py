@@ -11,12 +11,3 @@ from .book import clip_each_example
 from .private_run import Privacy, poisson
 
 STABILITY: Final = "experimental"
-
-__all__ = [
-    "Privacy",
-    "clip_each_example",
-    "epsilon_of",
-    "least_noise",
-    "most_steps",
-    "poisson",
-]

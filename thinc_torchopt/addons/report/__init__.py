@@ -10,15 +10,3 @@ from .page import check_output
 from .plots import Point, check_picture, plot_range_test, plot_schedule, plot_study
 from .report import Report, read_report
 from .runs import with_others
-
-__all__ = [
-    "Point",
-    "Report",
-    "check_output",
-    "check_picture",
-    "plot_range_test",
-    "plot_schedule",
-    "plot_study",
-    "read_report",
-    "with_others",
-]

@@ -9,23 +9,3 @@ from .comparison import Comparison, compare
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from .study import AS_IT_IS, Choice, Space, Study, TrialRecord, parse_space
 from .trial import WRITES, TrialResult, begin_training, run_trial, shorten
-
-__all__ = [
-    "AS_IT_IS",
-    "WRITES",
-    "Choice",
-    "Comparison",
-    "RangeTest",
-    "Space",
-    "Study",
-    "TrialRecord",
-    "TrialResult",
-    "begin_training",
-    "compare",
-    "learn_rate_settings",
-    "make_ramp",
-    "parse_space",
-    "run_range_test",
-    "run_trial",
-    "shorten",
-]
