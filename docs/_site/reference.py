@@ -87,7 +87,7 @@ REGISTERED = {
     "layers": (
         "Layers, readers, batchers and callbacks",
         "Guides: [A recurrent layer that learns online](../online-rnn.md), [private training](../privacy.md), "
-        "[new labels](../new-labels.md).",
+        "[batches by wordpieces](../memory-and-precision.md#batches-by-wordpieces), [new labels](../new-labels.md).",
         {
             "thinc_layers": "Layers",
             "spacy_architectures": "Architectures",

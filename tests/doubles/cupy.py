@@ -372,7 +372,8 @@ def _replace_kernels(cupyx):
         param -= learn_rate * m / (sys.modules[__name__].sqrt(v) + eps)
 
     cupy_ops.adam_kernel = adam
-    cupyx.scatter_add = _on_hosts(ops.scatter_add)
+    scatter_add = _on_hosts(ops.scatter_add)
+    cupyx.scatter_add = lambda table, indices, values: scatter_add(table, _wrap(_index(indices)), values)
 
 
 def _nothing(*args, **kwargs):

@@ -140,12 +140,21 @@ class End:
     reason: str
 
 
-def find_end(nlp: Language, words: int = 0, texts: int = 0, *, epochs: int = EPOCHS, more: float = 0.0) -> End:
+def find_end(
+    nlp: Language,
+    words: int = 0,
+    texts: int = 0,
+    *,
+    batcher: Mapping[str, Any] | None = None,
+    epochs: int = EPOCHS,
+    more: float = 0.0,
+) -> End:
     """Count the steps of some epochs, or of more where spans are rare, within bounds.
 
     nlp (Language): The pipeline, with its config filled in. It need not be initialized.
     words (int): Words of a batch. 0: as [training.batcher] says.
     texts (int): Texts of a batch at least, on average: where they are long, it has more words.
+    batcher (Mapping | None): In place of [training.batcher]. Empty: that one.
     epochs (int): Of the training, unless spans are rare.
     more (float): Texts that a teacher annotates, for each one of the corpus.
     RAISES (ConfigError): The corpus is streamed, empty or missing.
@@ -163,13 +172,13 @@ def find_end(nlp: Language, words: int = 0, texts: int = 0, *, epochs: int = EPO
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
     of_text = sum(len(example) for example in examples) / len(examples)
     size = words and max(words, min(round(texts * of_text), MOST_WORDS))
-    block = {**training["batcher"], "size": size} if size else training["batcher"]
-    batcher = batcher_of(nlp, {"batcher": block})
+    block = {**training["batcher"], "size": size} if size else batcher or training["batcher"]
+    draw = batcher_of(nlp, {"batcher": block})
     spans = _count_spans(nlp, training["frozen_components"], examples)
     usual = epochs
     if spans is not None:
         epochs = min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), usual), MOST_EPOCHS)
-    batches = list(islice(words_of_batches(batcher, examples, epochs), MOST + 1))
+    batches = list(islice(words_of_batches(draw, examples, epochs), MOST + 1))
     if not batches:
         raise ConfigError(
             f"Can't find the end of the training: expected batches of the texts in [{training['train_corpus']}], found "

@@ -73,6 +73,9 @@ BEST_SCALES = 0.5, 2.0
 BEST_ENCODER = 1e-4
 # The window_pieces that [training.optimizer.fine_tuning] has by itself.
 BEST_WINDOW = 128
+# In place of spaCy's batches of so many padded words: as many texts, in English.
+BEST_BATCHER = "thinc-torchopt.batch_by_padded_pieces.v1"
+BEST_PIECES, BEST_BUFFER = 1.25, 1024
 # Of a network that is trained from scratch, if all that learns was trained before.
 BEST_CONTINUED = 1 / 3
 BEST = {
@@ -117,8 +120,8 @@ class Draft:
     state_path (str): A folder for checkpoints.
     more_texts (float): Those that a teacher annotates, for each text of the corpus.
 
-    Public: `beside` (settings outside the section, by dotted paths), `end` (of the training; None: the config's own),
-    `is_unchanged`.
+    Public: `beside` (settings outside the section, by dotted paths), `batcher` (all of [training.batcher]; empty: it
+    stays as it is), `end` (of the training; None: the config's own), `is_unchanged`.
     """
 
     optimizer: Translation
@@ -127,6 +130,7 @@ class Draft:
     more_texts: float = 0.0
     is_unchanged: bool = False
     beside: dict[str, int] = field(default_factory=dict)
+    batcher: dict[str, Any] = field(default_factory=dict)
     end: End | None = None
 
     @property
@@ -209,7 +213,10 @@ class Draft:
                 f"with size = {words}: set that where the variable points to, and use the recipe again."
             )
             words = 0
-        end = self.end = find_end(nlp, words, best.texts, epochs=best.epochs, more=self.more_texts)
+        self.batcher = _by_pieces(nlp) if found.encoders else {}
+        end = self.end = find_end(
+            nlp, words, best.texts, batcher=self.batcher, epochs=best.epochs, more=self.more_texts
+        )
         self.optimizer.as_torch(clip_by="param", kept="grad_clip is")
         self.optimizer.use_adamw()
         if self.optimizer.kind != TORCH:
@@ -237,6 +244,11 @@ class Draft:
             self.changes.append(
                 f"[training.batcher] size = {end.size}: all batches have about this many words{texts}. Before, they "
                 "grew from small ones, whose noisy gradients need more steps."
+            )
+        if self.batcher:
+            self.changes.append(
+                f"[training.batcher] size = {self.batcher['size']}, in wordpieces: texts with similar numbers of them "
+                "are read together, in batches of about as many texts as before. By words, they pad each other."
             )
         self.optimizer.changes += [
             f"[training] max_steps = {end.steps}: {end.reason}.",
@@ -505,6 +517,22 @@ def _grows(nlp: Language) -> bool:
     """Whether batches are counted in words and grow by a schedule, as spaCy's default."""
     batcher = nlp.config.interpolate()["training"]["batcher"]
     return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
+
+
+def _by_pieces(nlp: Language) -> dict[str, Any]:
+    """[training.batcher] by wordpieces. Empty: it can't be so, or is not spaCy's by padded words, with a fixed size."""
+    block = nlp.config.interpolate()["training"]["batcher"]
+    nodes = [node for _, model in components_with_model(nlp) for node in model.walk()]
+    is_theirs = block["@batchers"] == "spacy.batch_by_padded.v1" and block.get("get_length") is None
+    is_fixed = isinstance(block["size"], int) and not isinstance(nlp.config["training"]["batcher"], str)
+    if not is_theirs or not is_fixed or sum("has_transformer" in node.attrs for node in nodes) != 1:
+        return {}
+    return {
+        "@batchers": BEST_BATCHER,
+        "discard_oversize": block["discard_oversize"],
+        "size": round(BEST_PIECES * block["size"]),
+        "buffer": max(BEST_BUFFER, block["buffer"]),
+    }
 
 
 def _kind_of_network(nlp: Language) -> str:

@@ -22,6 +22,7 @@ from .translation import Translation
 
 _SECTION = "training.optimizer"
 _LOGGER = "training.logger"
+_BATCHER = "training.batcher"
 _LOG = "thinc-torchopt.JSONLinesLogger."
 
 
@@ -59,6 +60,9 @@ def rewrite(
     new = text if draft.is_unchanged else str(lines)
     new = with_settings(new, draft.beside)
     sections = [_SECTION]
+    if draft.batcher:
+        new = _with_section(new, _BATCHER, draft.batcher)
+        sections.append(_BATCHER)
     if log_path is not None:
         new, change = with_log(new, log_path)
         draft.changes.append(change)
@@ -98,6 +102,17 @@ def _lines_of(text: str, path: str, verb: str) -> ConfigText:
             "its settings into such a section."
         )
     return lines
+
+
+def _with_section(text: str, path: str, settings: Mapping[str, Any]) -> str:
+    """Give a section of the text of a config these settings, and no others."""
+    lines = _lines_of(text, path, "rewrite")
+    for key in [*lines.section.settings, *lines.section.sections]:
+        if key not in settings:
+            lines.section.drop(key)
+    for key, value in settings.items():
+        lines.section.put(key, value)
+    return str(lines)
 
 
 def _check_rest(text: str, new: str, beside: Mapping[str, Any], sections: Sequence[str]) -> Config:
