@@ -140,7 +140,8 @@ def test_scheduled_values_of_a_sequence_follow_the_score_of_their_part():
         schedules.observe({"score": 0.0, "ents_f": 0.5, "loss": 3.0})
         seen.append(schedules.by_name["x"].value)
         schedules.step()
-    assert seen == [1.0, 0.5, 0.25, 0.1, 0.05, 0.025]
+    assert seen == [1.0, 0.5, 0.25, 0.1, 0.05, 0.025] and schedules.by_name["x"].watches_score
+    assert not tracked(x=sequence({"a": {"schedule": 0.1}})).by_name["x"].watches_score
 
 
 @pytest.mark.parametrize(
