@@ -56,16 +56,19 @@ def run_head(name: str, folder: Path, *, steps: int, process: bool = False) -> R
     """
     toy_corpus(folder)
     (folder / "configs").symlink_to(CONFIGS)
+    text = (CONFIGS / name).read_text()
     # Nothing but a budget ends a training that has one.
-    has_budget = "[training.optimizer.budget]" in (CONFIGS / name).read_text()
-    end = {"training.optimizer.budget.limit": f"{steps} steps"} if has_budget else {"training.max_steps": steps}
-    quick = flags_of({**end, "training.eval_frequency": steps // 2, "training.batcher.size": 40})
+    has_budget = "[training.optimizer.budget]" in text
+    quick = {"training.optimizer.budget.limit": f"{steps} steps"} if has_budget else {"training.max_steps": steps}
+    quick |= {"training.eval_frequency": steps // 2, "training.batcher.size": 40}
+    if "PythonDocs" in text:  # a quarter of their texts
+        quick |= {"corpora.train.dev_share": 0.8, "corpora.dev.dev_share": 0.05}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for _, *args in commands_in_head(name):
             # What starts processes, or is to be as its reader has it, runs in a process of its own.
             in_process = not process and "--nproc-per-node" not in args
-            words = [*args, *(quick if "train" in args[:2] else [])]
+            words = [*args, *(flags_of(quick) if "train" in args[:2] else [])]
             run = spacy_cli(*words) if in_process else python(words)
     assert "train" in args[:2]
     return run

@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from spacy.language import Language
+from thinc.api import Optimizer
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.averages.averages import Averages
 from thinc_torchopt.core.averages.settings import AverageSettings
 from thinc_torchopt.core.params.param import Param
+from thinc_torchopt.core.schedules import current
 from thinc_torchopt.core.schedules.schedules import Schedules
 from thinc_torchopt.core.update.guard import GradGuard
 from thinc_torchopt.core.update.plan import GroupPlan
@@ -33,6 +35,24 @@ def average_settings_in(optimizer: TorchOptimizer) -> AverageSettings:
 def groups_in(optimizer: TorchOptimizer) -> GroupPlan:
     """The param groups, to which params can be added by hand."""
     return optimizer._trained.plan
+
+
+def option_of(optimizer: TorchOptimizer, name: str) -> Any:
+    """An option of the algorithm at this step, also before there are params."""
+    return current(optimizer._cascade.candidates[0].options[name])
+
+
+def as_thincs(optimizer: Optimizer) -> tuple[float, ...]:
+    """Rate, betas, eps and decay of an Adam at this step: ours, or thinc's."""
+    if not isinstance(optimizer, TorchOptimizer):
+        return optimizer.learn_rate, optimizer.b1, optimizer.b2, optimizer.eps, optimizer.L2
+    return optimizer.learn_rate, *option_of(optimizer, "betas"), option_of(optimizer, "eps"), decay_of(optimizer)
+
+
+def decay_of(optimizer: TorchOptimizer) -> float:
+    """Its weight decay, or 0, by thinc's name or torch's."""
+    options = optimizer._cascade.candidates[0].options
+    return float(current(options.get("L2", options.get("weight_decay", 0.0))))
 
 
 @contextmanager

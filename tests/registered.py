@@ -73,6 +73,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "layers OnlineRNN.v1": {"nO": 4, "nI": 3},
     "architectures OnlineRNNEncoder.v1": {"width": 4},
     "readers PythonDocs.v1": {"split": "dev"},
+    "readers Texts.v1": {"path": "no-such.jsonl"},
     "readers TaughtCorpus.v1": {
         "corpus": {"@readers": "spacy.Corpus.v1", "path": "no-such.spacy", "gold_preproc": False}
     },

@@ -108,8 +108,8 @@ def flags_of(settings: dict[str, Any]) -> list[str | Path]:
 
 
 def toy_corpus(folder: Path) -> dict[str, Path]:
-    """Write a small corpus: train.spacy, dev.spacy, raw.jsonl, and new.spacy, in which only COLOR is annotated. Each
-    label 30 times at least: less is no label to the parser.
+    """Write a small corpus: train.spacy, dev.spacy, raw.jsonl, texts.jsonl (entities, as Prodigy writes them), and
+    new.spacy, in which only COLOR is annotated. Each label 30 times at least: less is no label to the parser.
     """
     for name, content in _toy_files().items():
         (folder / name).write_bytes(content)
@@ -123,7 +123,15 @@ def _toy_files() -> dict[str, bytes]:
     for doc in new:
         doc.set_ents([Span(doc, token.i, token.i + 1, "COLOR") for token in doc if token.text in ("red", "blue")])
     raw = [json.dumps({"text": f"Raw text number {i} in plain English ."}) + "\n" for i in range(40)]
+    texts = [
+        {
+            "text": doc.text,
+            "spans": [{"start": ent.start_char, "end": ent.end_char, "label": ent.label_} for ent in doc.ents],
+        }
+        for doc in docs[:72]
+    ]
     return {
+        "texts.jsonl": "".join(json.dumps(text) + "\n" for text in texts).encode(),
         "train.spacy": DocBin(docs=docs[:72], store_user_data=True).to_bytes(),
         "dev.spacy": DocBin(docs=docs[72:], store_user_data=True).to_bytes(),
         "new.spacy": DocBin(docs=new).to_bytes(),

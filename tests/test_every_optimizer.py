@@ -38,7 +38,7 @@ from thinc_torchopt.addons.modular.registered import (
 )
 from thinc_torchopt.addons.modular.registered import create as create_modular
 from thinc_torchopt.core import drop_ins
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
+from thinc_torchopt.core.algorithms.torch_classes import create
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, GrowthWarning
 from thinc_torchopt.core.schema import read, write

@@ -16,8 +16,8 @@ from spacy.training import Corpus
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
-from thinc_torchopt.addons.trials import predict, resampled
-from thinc_torchopt.addons.trials import score as score_of_trials
+from thinc_torchopt.addons.trials.comparison import predict, resampled
+from thinc_torchopt.addons.trials.comparison import score as score_of_trials
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 

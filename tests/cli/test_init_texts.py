@@ -15,7 +15,8 @@ from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
 from spacy.vocab import Vocab
 
-from thinc_torchopt.addons.recipes import choose_components, measurements
+from thinc_torchopt.addons.recipes import choose_components
+from thinc_torchopt.addons.recipes.measured import measurements
 from thinc_torchopt.core.kinds import survey
 
 from ..spacy_cli import spacy_cli

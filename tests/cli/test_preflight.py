@@ -50,21 +50,6 @@ def test_preflight_of_a_config_that_cant_be_read_is_json_too(preflight):
 # ---------------------------------------------------------------------- corpora
 
 
-def test_preflight_corpora_that_are_not_there(preflight, tmp_path):
-    """Both are told at once, and by their names."""
-    empty = tmp_path / "empty.spacy"
-    DocBin().to_disk(empty)
-    (tmp_path / "text.spacy").write_text("no corpus")
-    stops = preflight(CNN, paths__train=tmp_path / "none.spacy", paths__dev=empty)["stops"]
-    assert len(stops) == 2
-    assert "[corpora.train]: there is no file or folder" in stops[0] and "none.spacy" in stops[0]
-    assert "texts in [corpora.dev], found none at" in stops[1] and "empty.spacy" in stops[1]
-    [stop] = preflight(CNN, paths__train=tmp_path / "text.spacy")["stops"]
-    assert "[corpora.train]" in stop and "is not in spaCy's binary format" in stop
-    [stop] = preflight(CNN, paths__dev=None)["stops"]
-    assert stop.startswith("Can't read [corpora.dev]: its path is not set.") and "--paths.dev dev.spacy" in stop
-
-
 def test_preflight_dev_that_is_not_there_leaves_the_rest(preflight, tmp_path):
     """spaCy would stop at the first evaluation."""
     found = preflight(CNN, paths__dev=tmp_path / "none.spacy")

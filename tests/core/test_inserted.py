@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.core.inserted import Insertion, order_after
-from thinc_torchopt.core.params.masters import Half, inherit_master
-from thinc_torchopt.core.params.param import Param
+from thinc_torchopt.core.params.param import Half, Param
 
 
 @given(
@@ -47,5 +46,5 @@ def test_inserted_cells_of_a_master():
     model = torch.tensor([1.0, 2.0, 9.0, 3.0]).half()
     param = Param("x", (1, "W"), model, model.float())
     param.half, param.insertions = Half.of(model), (Insertion("W", 0, 2, 1, 3),)
-    inherit_master(param, torch.tensor([1.0001, 2.0001, 3.0001]))
+    param.take_master(torch.tensor([1.0001, 2.0001, 3.0001]))
     assert torch.equal(param.tensor, torch.tensor([1.0001, 2.0001, 9.0, 3.0001]))

@@ -476,3 +476,24 @@ def test_kernels_private_ops_are_called_in_one_place():
     package = Path(kernels.__file__).parent
     users = [path.name for path in package.rglob("*.py") if re.search(r"torch\._(foreach|fused)_", path.read_text())]
     assert users == ["kernels.py"]
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("size, expected", [(10, 1), (kernels.ONE_THREAD, 1), (kernels.ONE_THREAD + 1, 2)])
+def test_kernels_have_one_thread_for_a_small_model(two_threads, size, expected):
+    with kernels.threads_for([torch.empty(size)]):
+        assert torch.get_num_threads() == expected
+    assert torch.get_num_threads() == 2
+
+
+def test_kernels_have_their_threads_back_after_an_error(two_threads):
+    with pytest.raises(RuntimeError), kernels.threads_for([torch.empty(1)]):
+        raise RuntimeError
+    assert torch.get_num_threads() == 2

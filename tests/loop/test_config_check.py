@@ -7,7 +7,6 @@ from confection import Config
 from spacy.tokens import Doc
 from spacy.training import Example
 
-from thinc_torchopt.core.errors import StateError
 from thinc_torchopt.loop.config_check import (
     Identity,
     collect_identity,
@@ -20,7 +19,6 @@ from thinc_torchopt.loop.config_check import (
 
 from ..core.labels.test_add_labels import TAGGER
 from ..models import toy_examples, toy_pipeline
-from ..runs import config_for, run
 
 
 def with_config(**changes):
@@ -139,14 +137,6 @@ def test_run_config_knows_labels_with_other_positions(labels, is_moved):
     assert moved_labels(before, now) == ["one"] * is_moved
 
 
-def test_run_config_refuses_a_schedule_that_follows_another_limit(corpus, tmp_path):
-    rate = {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.003, "warmup_steps": 2}
-    rate["total_steps"] = "${training.max_steps}"
-    run(config_for(tmp_path, corpus, steps=4, training__optimizer__learn_rate=rate), tmp_path / "out")
-    with pytest.raises(StateError, match=r"training.optimizer.learn_rate.total_steps: 4 before, 9 now"):
-        run(config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=rate), tmp_path / "out")
-
-
 ORDERED = {
     "training.optimizer.param_groups": {
         "one": {"params": ["tok2vec/*"]},
@@ -193,15 +183,6 @@ def test_run_config_knows_where_the_order_means_nothing():
         return collect_values(with_config(corpora__train__augmenter=augmenter))
 
     assert compare_configs(values("single", "paired"), values("paired", "single")) == []
-
-
-def test_run_config_refuses_another_order_of_param_groups(corpus, tmp_path):
-    """The later group wins: the rates are others."""
-    groups = {"all": {"params": ["*"], "learn_rate": 0.002}, "lower": {"params": ["tok2vec/*"], "learn_rate": 0.001}}
-    run(config_for(tmp_path, corpus, steps=4, training__optimizer__param_groups=groups), tmp_path / "out")
-    groups = {name: groups[name] for name in ("lower", "all")}
-    with pytest.raises(StateError, match="param_groups, order: all, lower before, lower, all now"):
-        run(config_for(tmp_path, corpus, steps=9, training__optimizer__param_groups=groups), tmp_path / "out")
 
 
 def test_run_config_of_several_processes():

@@ -26,6 +26,11 @@ COMMANDS = (
         "spacy torchopt init config.cfg --lang en --paths.train train.spacy --paths.dev dev.spacy",
     ),
     (
+        "convert",
+        "Convert texts to spaCy's binary format.",
+        "spacy torchopt convert texts.jsonl train.spacy --lang en",
+    ),
+    (
         "explain",
         "Check a training before it begins, and say what it will do.",
         "spacy torchopt explain config.cfg",
@@ -81,7 +86,7 @@ COMMANDS = (
         "spacy torchopt controller rules.yaml",
     ),
 )
-add_commands(torchopt_cli, COMMANDS, without_overrides=("checkpoint", "report"))
+add_commands(torchopt_cli, COMMANDS, without_overrides=("checkpoint", "convert", "report"))
 cli_util().app.add_typer(torchopt_cli)
 
 # spaCy's own commands stay as they are, unless their config names something of ours.

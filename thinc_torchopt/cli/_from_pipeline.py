@@ -24,6 +24,7 @@ from ._new_config import (
     Wish,
     apart_from,
     command_to_train,
+    convert,
     evaluation,
     load_pipeline,
     paths_of,
@@ -42,6 +43,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     assert wish.source is not None
     paths = paths_of(path, wish)
     nlp = load_pipeline(wish.source, "--from")
+    converted = convert(paths, nlp, wish)
     examples = _read(nlp, paths["train"])
     found = survey(example.reference for example in examples)
     with show_activity("Comparing the texts with the pipeline"), preserved_random():
@@ -50,7 +52,9 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     if wish.split is not None:
         paths |= split_off(paths, wish)
     given = {"old": wish.old, "old_dev": wish.old_dev}
-    olds = {name: str(file) for name, file in given.items() if file is not None}
+    all_olds = {name: None if file is None else str(file) for name, file in given.items()}
+    converted += convert(all_olds, nlp, wish)
+    olds = {name: file for name, file in all_olds.items() if file is not None}
     n_old = {name: len(_read(nlp, file)) for name, file in olds.items()}
     if "old" in olds and (spans := [name for name, one in plan.learners.items() if one.kind == "spans"]):
         raise ConfigError(
@@ -65,6 +69,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
         text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds, config))
     dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, paths["dev"], "dev_corpus"))
     lines = [
+        *converted,
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan)}",
         f"Chose {_chosen(nlp, plan, wish.source)} {told}",
         evaluation(paths, wish, dev, log=log),

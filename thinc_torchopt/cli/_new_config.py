@@ -36,11 +36,13 @@ from ..core.config_checks import check_training_section
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.kinds import Annotations, OfSpans, survey
+from ..core.readers import Misaligned
 from ..core.words import count, listed, plain
 from ..loop.data_check import Corpus
 from ..loop.filling import components_of, counterpart
 from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
+from ._texts import as_binary, is_binary
 
 OUTPUT = "training"
 # A teacher's predictions, by text and teacher.
@@ -48,6 +50,10 @@ CACHE = "training/taught"
 # Texts of a teacher for each annotated one, unless --share says another number.
 _SHARE = 2.0
 _PATHS = ("paths.train", "paths.dev")
+_NO_LANGUAGE = (
+    "Can't make a config: expected the language of the texts, found none. Name it: --lang en for English, --lang xx "
+    "for any or several."
+)
 
 
 @dataclass
@@ -58,6 +64,7 @@ class Wish:
     split (float | None): Share of the texts to evaluate on.
     teacher (str | None): A pipeline that annotates `texts`, `share` of them for each annotated text.
     source (str | None): A pipeline to go on with. old, old_dev (Path | None): Texts with its labels.
+    misaligned: For spans that begin or end within a token, in files that are converted.
     overrides (dict): Values by dotted path, which are written into the config.
     """
 
@@ -74,6 +81,7 @@ class Wish:
     source: str | None = None
     old: Path | None = None
     old_dev: Path | None = None
+    misaligned: Misaligned = "expand"
 
 
 @dataclass
@@ -98,6 +106,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     RAISES (ConfigError): The texts can't be read, or no component can learn from them.
     """
     paths = paths_of(path, wish)
+    converted = convert(paths, None if wish.lang is None else blank_pipeline(wish.lang, {}), wish)
     examples, lang = _read(paths, wish.lang)
     found = survey(example.reference for example in examples)
     choice = choose_components(found)
@@ -130,6 +139,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     if "corpora.dev" in taught.readers and dev is not None:
         by_hand = f" In the score, what {wish.teacher} fills in counts as right, too."
     lines = [
+        *converted,
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
         + _listed([component.found for component in choice.components])
         + ".",
@@ -167,6 +177,23 @@ def paths_of(path: Path, wish: Wish) -> dict[str, str | None]:
             "file or the folder."
         )
     return paths
+
+
+def convert(paths: dict[str, str | None], nlp: Language | None, wish: Wish) -> list[str]:
+    """Convert texts that spaCy's reader does not take, and replace their paths.
+
+    nlp (Language | None): With the tokenizer of the pipeline. None: no language is named.
+    RETURNS (list[str]): What was found, in words.
+    RAISES (ConfigError): They can't be read, or there is no language.
+    """
+    told = []
+    for name, given in paths.items():
+        if given is not None and not is_binary(given):
+            if nlp is None:
+                raise ConfigError(_NO_LANGUAGE)
+            paths[name], lines = as_binary(nlp, given, wish.misaligned)
+            told += lines
+    return told
 
 
 def split_off(paths: Mapping[str, str | None], wish: Wish) -> dict[str, str]:
@@ -338,10 +365,7 @@ def _read(paths: Mapping[str, str | None], lang: str | None) -> tuple[list[Examp
         return examples, lang
     said = languages_of(examples)
     if not said:
-        raise ConfigError(
-            "Can't make a config: expected the language of the texts, found none. Name it: --lang en for English, "
-            "--lang xx for any or several."
-        )
+        raise ConfigError(_NO_LANGUAGE)
     return examples, next(iter(said)) if len(said) == 1 else "xx"
 
 

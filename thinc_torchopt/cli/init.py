@@ -39,6 +39,7 @@ from ._from_pipeline import make_from
 from ._new_config import NewConfig, Wish, make
 from ._screen import errors_shown
 from ._setup import read_overrides
+from .convert import MISALIGNED_OPTION, checked
 
 _RECIPES = Recipe.names()
 _NOT_WITH_FROM = ("--lang", "--gpu", "--pretrained", "--teacher", "--texts", "--share")
@@ -77,7 +78,7 @@ def init(
         None, "--teacher", help="For a new config: a trained pipeline (folder or package) that annotates --texts"
     ),
     texts: Optional[Path] = Opt(
-        None, "--texts", help="Texts without annotations for --teacher: .txt, .jsonl or .spacy"
+        None, "--texts", help="Texts without annotations for --teacher: .txt, .jsonl, .spacy and more"
     ),
     share: Optional[float] = Opt(
         None, "--share", help="How many of --texts to use for each annotated text. Default: 2"
@@ -89,6 +90,7 @@ def init(
         None, "--old", help="With --from: texts with the pipeline's old labels, to learn beside the new ones"
     ),
     old_dev: Optional[Path] = Opt(None, "--old-dev", help="With --from: texts with the old labels, to evaluate on"),
+    misaligned: str = MISALIGNED_OPTION,
     force: bool = Opt(False, "--force", "-F", help="Write a new config over an existing file"),
     log_path: Optional[Path] = Opt(
         None, "--log", help="File for a log of each step, for spacy torchopt report", dir_okay=False
@@ -128,6 +130,7 @@ def init(
         if output_path is None:
             _check_options(options)
             wish = Wish(lang, gpu, pretrained, recipes, split, log_path, overrides, teacher, texts, share)
+            wish.misaligned = checked(misaligned)
             wish.source, wish.old, wish.old_dev = source, old, old_dev
             found = _made(config_path, wish, force=force, to_stdout=to_stdout)
         else:

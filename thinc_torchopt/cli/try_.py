@@ -14,6 +14,7 @@ from ..addons.recipes import Recipe
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, show
 from ._setup import read_overrides
+from ._texts import convert_overrides
 
 
 def try_(
@@ -34,9 +35,12 @@ def try_(
     such as --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
+        overrides = read_overrides(ctx.args, code_path)
+        for line in convert_overrides(config_path, overrides):
+            print(line, file=sys.stderr)
         found = compare_recipes(
             config_path,
-            read_overrides(ctx.args, code_path),
+            overrides,
             recipes=recipes,
             steps=steps,
             seeds=seeds,

@@ -36,6 +36,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -45,8 +46,6 @@ import spacy.training.loop
 import spacy.training.pretrain
 import thinc.model
 from thinc.api import Optimizer, PyTorchShim
-
-import thinc_torchopt
 
 from .averages import AveragedParams, is_in_use, use_in_model, use_in_pipeline
 from .config_checks import check_corpora, names_our_optimizer
@@ -130,7 +129,8 @@ def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(optimizer, _ours):
             # The loop is in a higher room than the optimizer, which imports this: it is imported late, by its public
             # name.
-            return thinc_torchopt.train_while_improving(nlp, optimizer, *args, **kwargs)
+            loop = import_module(__name__.partition(".")[0]).train_while_improving
+            return loop(nlp, optimizer, *args, **kwargs)
         return original(nlp, optimizer, *args, **kwargs)
 
     return train_while_improving

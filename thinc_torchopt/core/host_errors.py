@@ -27,7 +27,6 @@ from catalogue import RegistryError
 from confection import Config, ConfigValidationError
 from spacy.language import Language
 from spacy.tokens import DocBin
-from spacy.training import Example
 from spacy.training.corpus import walk_corpus
 from spacy.util import registry
 from thinc.api import NumpyOps
@@ -291,21 +290,6 @@ def check_versions(nlp: Language, exclude: Collection[str]) -> None:
                 f"NumPy {numpy.__version__}, which no longer converts an array of one number to that number. Install "
                 "an older NumPy: pip install 'numpy<2.4'."
             )
-
-
-def error_of_blank(error: Exception, nlp: Language, examples: Sequence[Example]) -> ConfigError | None:
-    """The error for a batch of white space, on which older curated transformers fail: they have no output for it.
-
-    SOURCE: spacy_curated_transformers/models/pooling.py (0.3.1). With 2.1.2 it is no error.
-    """
-    is_curated = any(type(pipe).__module__.startswith("spacy_curated_transformers.") for _, pipe in nlp.pipeline)
-    if not is_curated or not all(token.is_space for example in examples for token in example.predicted):
-        return None
-    return ConfigError(
-        "Can't train on a batch of [corpora.train]: expected a word in it, found white space alone, on which "
-        f"spacy-curated-transformers {version('spacy-curated-transformers')} fails: {error}. Leave out texts of white "
-        "space."
-    )
 
 
 def _takes_arrays_of_one() -> bool:

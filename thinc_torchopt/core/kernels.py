@@ -1,4 +1,5 @@
-"""torch's private ops over lists of tensors, and its fused kernels. Nothing else in the package calls them.
+"""torch's private ops over lists of tensors, and its fused kernels. Nothing else in the package calls them. Below them:
+the number of threads for a step.
 
 *list ops*: a public op for many tensors in one call, in place. Lists may be empty.
 
@@ -15,6 +16,7 @@ The public form of each op is in its docstring. tests/core/test_kernels.py compa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,3 +259,32 @@ def may_overlap(tensor: Tensor) -> bool:
 def _steps(tensor: Tensor) -> list[tuple[int, int]]:
     """Stride and size of each dimension with more than one index, the closest cells first."""
     return sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1)
+
+
+# ---------------------------------------------------------------------- threads
+
+# Elements up to which one thread does a step. torch splits each kernel between all threads and waits for the last one:
+# for a small model that saves less than a millisecond on an idle machine, and costs tens of them on a busy one
+# (benchmarks/README.md).
+ONE_THREAD = 4_000_000
+
+
+@contextmanager
+def threads_for(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, torch works on one thread if the tensors are few and small; otherwise on its usual number.
+
+    tensors (Sequence[Tensor]): The tensors to work on.
+    """
+    before = torch.get_num_threads()
+    if (
+        before == 1
+        or not any(tensor.is_cpu for tensor in tensors)
+        or sum(tensor.numel() for tensor in tensors) > ONE_THREAD
+    ):
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

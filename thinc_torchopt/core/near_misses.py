@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 # A message does not list more names than this.
 _MOST_LISTED: Final = 30
+# Letters of a text that is compared with names, which are shorter: a text may be as long as a file.
+_LONGEST: Final = 200
 
 
 class Ours(NamedTuple):
@@ -180,7 +182,7 @@ def near_misses(found: object, known: Iterable[object], *, cutoff: float = 0.6) 
 
     cutoff (float): The required similarity, from 0 to 1.
     """
-    text, names = str(found), list(map(str, known))
+    text, names = str(found)[:_LONGEST], list(map(str, known))
     for form in (str.lower, _stem):
         forms = {form(name): name for name in names}
         if near := get_close_matches(form(text), forms, cutoff=cutoff):

@@ -5,21 +5,25 @@ One training step:
  1. `nlp.update` adds up gradients in thinc's nodes and torch's params.
  2. `Model.finish_update(optimizer)` comes here (see hooks.py) as `finish_update`: `set_grad` notes each param with its
     gradient.
- 3. `step` makes one update of them: see core/update/step.py.
+ 3. `step` makes one update of them: see core/step.py.
  4. `step_schedules` moves every schedule on by one.
 
 In spaCy's training loop (see loop/run.py) step 2 notes the gradients of all components, and step 3 comes once:
-`joint_step`. Everywhere else `finish_update` does 3 before it returns. Threads do so one after the other: see lock.py.
+`joint_step`. Everywhere else `finish_update` does 3 before it returns. Threads do so one after the
+other. No decorator holds the lock: warnings name the line that called, and count the frames up to it.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
+from threading import RLock
 from typing import Any, Dict, Literal, Optional, get_args
+from weakref import WeakSet
 
 import torch
 from spacy.language import Language
@@ -33,8 +37,8 @@ from .checks import OPTIMIZER, check_ops_threads, known_settings, own_errors
 from .errors import CheckpointWarning, ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from .host_errors import check_versions
 from .labels import restore_trees
-from .lock import lock_for
 from .near_misses import did_you_mean
+from .noted_grads import NotedGrads
 from .params import (
     NamedModel,
     Param,
@@ -52,10 +56,11 @@ from .params import (
 )
 from .rates import RateWriter
 from .registry import arguments_of, signed
-from .schedules import Schedules
+from .schedules import Schedules, current
 from .schema import check_version, read
 from .settings import Cascade
 from .state import VERSION, WHAT, SavedState, by_name, read_folder, saved_state, write_folder
+from .step import Reduce, Step
 from .trained import TrainedParams
 from .types import (
     BatchSize,
@@ -71,24 +76,11 @@ from .types import (
     Precision,
     SkipDecay,
 )
-from .update import JOINT, FrozenGrads, GradGuard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
+from .update import JOINT, FrozenGrads, GradGuard, name_of_set, rollback_settings
 
-# thinc's attributes that have the same meaning here. The others are left out of completion.
-_THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update"}
+# thinc's attributes that have the same meaning here. The others are refused, and left out of completion.
+_THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update", "b1", "b2"}
 _HIDDEN = {*Optimizer.__slots__} - _THINCS
-_MOMENTS = "optimizer.torch_optimizers['algorithm'].state has the moments, as torch keeps them"
-_ALGORITHM = "optimizer.algorithms has the algorithm, with its options"
-
-
-def _not_kept(name: str, instead: str) -> Any:
-    """An attribute of thinc's optimizers that ours do not have. instead (str): Where to find its content."""
-
-    text = f"only thinc's own optimizers have it. {instead}."
-
-    def refuse(optimizer: Any, value: Any = None) -> None:
-        raise ConfigAttributeError(f"Can't use '{name}' of TorchOptimizer: {text}")
-
-    return property(refuse, refuse, doc=f"{text[:1].upper()}{text[1:]}")
 
 
 class TorchOptimizer(Optimizer):
@@ -177,7 +169,8 @@ class TorchOptimizer(Optimizer):
         attachments: Optional[Dict[str, Any]] = {},
         **blocks: Optional[Attachment],
     ):
-        self._lock = lock_for(self)
+        self._lock = RLock()
+        _all.add(self)
         self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
         self.ops: OpsChoice = OPTIMIZER.choice("ops", ops, get_args(OpsChoice))
         self.ops_threads = check_ops_threads(OPTIMIZER, "ops_threads", ops_threads)
@@ -278,12 +271,8 @@ class TorchOptimizer(Optimizer):
             walked = walk_pipeline(nlp)
             self._trained.plan.check(walked)
             self._reset_if_other(nlp)
-            self._trained.table.add_all(nlp, exclude, walked=walked)
-            self._trained.table.lift_labels()
-            self._tell_attachments(nlp, exclude)
-            self._keep_all_buffers()
-            self._set_precision()
-            self._check_precision(walked, exclude)
+            self._add_all(nlp, exclude, walked)
+            self._check_named(nlp, exclude, walked)
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
         """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update. No
@@ -296,9 +285,7 @@ class TorchOptimizer(Optimizer):
             hooks.check_not_put_back()
             self._reset_if_other(nlp, anew)
             with suppress(PipelineError):
-                self._trained.table.add_all(nlp, ())
-                self._keep_all_buffers()
-                self._set_precision()
+                self._add_all(nlp, ())
 
     def knows(self, nlp: Language) -> bool:
         """Whether this is the current pipeline."""
@@ -311,8 +298,12 @@ class TorchOptimizer(Optimizer):
             self._reset()
             self._step.guard.begin_anew()
 
-    def _set_precision(self) -> None:
-        compute_in(self._trained.table.pipeline.shims, self.precision)
+    def _add_all(self, nlp: Language, exclude: Collection[str], walked: list[NamedModel] | None = None) -> None:
+        table = self._trained.table
+        table.add_all(nlp, exclude, walked=walked)
+        if self._step.guard.wants_norms:
+            self._step.buffers.keep(table.pipeline.shims)
+        compute_in(table.pipeline.shims, self.precision)
 
     def _check_settings(self) -> None:
         """Check everything that `initialize` checks, and tell attachments, before the first update, if spaCy introduced
@@ -322,15 +313,13 @@ class TorchOptimizer(Optimizer):
             nlp, exclude = self._trained.table.pipeline.get()
             walked = walk_pipeline(nlp)
             self._trained.plan.check(walked)
-            self._trained.table.lift_labels()
-            self._tell_attachments(nlp, exclude)
-            self._check_precision(walked, exclude)
+            self._check_named(nlp, exclude, walked)
 
-    def _tell_attachments(self, nlp: Language, exclude: Collection[str]) -> None:
+    def _check_named(self, nlp: Language, exclude: Collection[str], walked: Iterable[NamedModel]) -> None:
+        """What follows once the params have names."""
+        self._trained.table.lift_labels()
         for attachment in self.attachments.values():
             attachment.named(self, nlp, exclude)
-
-    def _check_precision(self, walked: Iterable[NamedModel], exclude: Collection[str]) -> None:
         if not self._is_checked:
             trained = [model for model in walked if model.component not in map(escape, exclude)]
             check_precision(self.precision, [found for model in trained for found in model.shims])
@@ -349,10 +338,6 @@ class TorchOptimizer(Optimizer):
                 ),
                 stacklevel=3,
             )
-
-    def _keep_all_buffers(self) -> None:
-        if self._step.guard.wants_norms:
-            self._step.buffers.keep(self._trained.table.pipeline.shims)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -866,32 +851,18 @@ class TorchOptimizer(Optimizer):
 
     @property
     def b1(self) -> float:  # type: ignore[override]
-        """The first of the algorithm's `betas`, else its `momentum`, else 0."""
-        options = self._trained.plan.options
-        return float(options["betas"][0] if "betas" in options else options.get("momentum", 0.0))
+        """The first of the algorithm's `betas`, or 0. spaCy's `nlp.rehearse` reads both."""
+        return self._betas[0]
 
     @property
     def b2(self) -> float:  # type: ignore[override]
-        """The second of the algorithm's `betas`, else 0."""
-        return float(self._trained.plan.options.get("betas", (0.0, 0.0))[1])
+        """The second of the algorithm's `betas`, or 0."""
+        return self._betas[1]
 
     @property
-    def eps(self) -> float:  # type: ignore[override]
-        """The algorithm's `eps`, or 0."""
-        eps = self._trained.plan.options.get("eps", 0.0)
-        return float(eps[-1] if isinstance(eps, tuple) else eps)
-
-    @property
-    def L2(self) -> float:  # type: ignore[override]
-        """The algorithm's weight decay, or 0."""
-        options = self._trained.plan.options
-        return float(options.get("L2", options.get("weight_decay", 0.0)))
-
-    mom1 = _not_kept("mom1", _MOMENTS)
-    mom2 = _not_kept("mom2", _MOMENTS)
-    last_seen = _not_kept("last_seen", "optimizer.nr_update counts the updates of each param")
-    use_radam = _not_kept("use_radam", _ALGORITHM)
-    L2_is_weight_decay = _not_kept("L2_is_weight_decay", _ALGORITHM)
+    def _betas(self) -> tuple[float, float]:
+        first, second, *_ = current(self._cascade.candidates[0].options.get("betas", (0.0, 0.0)))
+        return float(first), float(second)
 
     # ------------------------------------------------------------------ state
 
@@ -1004,7 +975,8 @@ class TorchOptimizer(Optimizer):
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
-        self._lock = lock_for(self)
+        self._lock = RLock()
+        _all.add(self)
         lacks_state = self._lacks_state
         self._reset()
         self._lacks_state = lacks_state
@@ -1023,6 +995,21 @@ class TorchOptimizer(Optimizer):
             )
 
 
+def _refused(name: str) -> property:
+    """An attribute of thinc's optimizers that ours do not have."""
+    text = (
+        "only thinc's own optimizers have it. optimizer.algorithms has the algorithm with its options, "
+        "optimizer.torch_optimizers the torch optimizers with their state."
+    )
+
+    def refuse(optimizer: Any, value: Any = None) -> None:
+        raise ConfigAttributeError(f"Can't use '{name}' of TorchOptimizer: {text}")
+
+    return property(refuse, refuse, doc=f"{text[:1].upper()}{text[1:]}")
+
+
+for _name in _HIDDEN:
+    setattr(TorchOptimizer, _name, _refused(_name))
 TorchOptimizer.__init__.__doc__ = TorchOptimizer.__doc__
 create_optimizer = signed(
     lambda *args, **settings: TorchOptimizer(*args, **settings),
@@ -1032,3 +1019,14 @@ create_optimizer = signed(
     TorchOptimizer.__doc__,
 )
 hooks.install(TorchOptimizer)
+# In a forked process each gets a new lock: the thread that would release the old one does not exist there.
+_all: WeakSet[TorchOptimizer] = WeakSet()
+
+
+def _renew_locks() -> None:
+    for optimizer in list(_all):
+        optimizer._lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

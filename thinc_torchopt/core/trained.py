@@ -15,7 +15,8 @@ from spacy.language import Language
 from .averages import AveragedParams, Averages, AverageSettings, is_in_place
 from .checks import check_texts
 from .errors import CheckpointWarning, GrowthWarning
-from .params import NamedModel, Param, ParamTable, Pattern
+from .param_table import ParamTable
+from .params import NamedModel, Param, Pattern
 from .rates import RateWriter
 from .schema import write
 from .settings import Cascade
@@ -184,33 +185,26 @@ class TrainedParams:
         RAISES (StateError): Params were added since. Nothing changes then.
         """
         by_name.check_params(self.params, saved.params, may_grow=True)
-        on_growth = self.table.on_growth
-        reset = [
+        on_growth, shims, rows = self.table.on_growth, self.table.pipeline.shim_paths(), saved.params
+        anew = {
             param
             for param in self.params
-            if on_growth == "reset" and saved.params[param.name].shape != list(param.shape)
-        ]
-        shims = self.table.pipeline.shim_paths()
+            if not rows[param.name].updates or (on_growth == "reset" and rows[param.name].shape != list(param.shape))
+        }
         if self.averages is not None and saved.averages is not None:
             had_begun = self.averages.has_begun
             self.averages.load_state_dict(saved.averages, self.params, shims, may_grow=True)
-            for param in reset:
+            for param in anew:
                 self.averages.release(param)
             if had_begun:
                 self.averages.begin()
-        fresh = [
-            param
-            for param in self.params
-            if param.group is not None and (param in reset or not saved.params[param.name].updates)
-        ]
-        for param in fresh:
-            param.steps = 0
-            if param.group is not None:
+        # Params that are frozen now have no state, and count as never updated.
+        trained = [param for param in self.params if param.group is not None]
+        for param in trained:
+            param.steps = 0 if param in anew else rows[param.name].updates
+            if param in anew:
                 param.group.owner.begin_anew(param)
-        # Params that are frozen now have no state: they must count as never updated when they are unfrozen.
-        goes_on = [param for param in self.params if param.group is not None and param not in fresh]
         self.plan.forget_lists()
-        for param in goes_on:
-            param.steps = saved.params[param.name].updates
+        goes_on = [param for param in trained if param not in anew]
         by_name.roll_back(self.plan, goes_on, saved, "zero" if on_growth == "zero" else "mean")
         by_name.restore_scalers(shims, saved.grad_scalers)

@@ -8,6 +8,7 @@ from math import isinf
 from typing import Any, Literal, NamedTuple, Union
 
 from thinc.types import Generator
+from wasabi.tables import table
 
 # A number in a config: the number, a list of numbers, or a schedule (thinc 8.3's are generators).
 FloatOrSchedule = Union[float, list[float], Generator]
@@ -78,12 +79,9 @@ class ParamInfos(list[ParamInfo]):
             "device": [info.device for info in self],
         }
         alike = {name: cells[0] for name, cells in columns.items() if len(self) > 1 and len({*cells}) == 1}
-        shown = []
-        for name, cells in columns.items():
-            if name not in alike:
-                width = max(map(len, [name, *cells]))
-                shown.append([cell.ljust(width) for cell in (name, "-" * width, *cells)])
-        lines = ["  ".join(row).rstrip() for row in zip(*shown)]
+        shown = {name: cells for name, cells in columns.items() if name not in alike}
+        text = table([*zip(*shown.values())], header=[*shown], divider=True, max_col=10_000, spacing=2)
+        lines = [line.rstrip() for line in text.strip("\n").splitlines()]
         same = ", ".join(f"{name} {cell}" for name, cell in alike.items() if cell)
         return "\n".join([*lines, f"All: {same}"] if same else lines)
 

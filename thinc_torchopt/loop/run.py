@@ -24,7 +24,7 @@ from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
 from ..core.errors import ConfigError, ConfigWarning, NonFiniteGradError, PipelineError
-from ..core.host_errors import error_of_blank, plain_error
+from ..core.host_errors import plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, compute_in, trainable_components
 from ..core.read_once import batches_of_kept, dev_reader_of, evaluation_of_kept
@@ -415,7 +415,6 @@ class Run:
         drop = next(self._dropouts)
         optimizer.keep_buffers()  # also after resuming or a rollback
         # For one step at a time, as an abandoned training can't be noticed.
-        examples: list[Example] = []
         with optimizer.training():
             try:
                 for i, examples in enumerate(subdivide_batch(part, self.substeps or self.accumulate_gradient)):
@@ -431,8 +430,6 @@ class Run:
                 self._listeners.after_backward(losses)
             except ValueError as error:
                 if str(error).startswith(_UNLEARNABLE) and (plain := plain_error(error, nlp.config)) is not None:
-                    raise plain from error
-                if (plain := error_of_blank(error, nlp, examples)) is not None:
                     raise plain from error
                 if not str(error).startswith(_NOT_FINITE):
                     raise

@@ -197,8 +197,8 @@ class Teacher:
     def _read_cache(
         self, folder: Path, known: dict[str, Predicted], wanted: Collection[str], rules: Sequence[Rule]
     ) -> None:
-        """Read files that are new, as they were written, until all that is wanted is known."""
-        for path in sorted((path for path in folder.glob("*.jsonl") if path not in self._read), key=_time_of):
+        """Read files that are new, until all that is wanted is known."""
+        for path in sorted({*folder.glob("*.jsonl")} - self._read):
             if all(digest in known for digest in wanted):
                 break
             self._read.add(path)
@@ -289,13 +289,6 @@ def _code_files(function: Any) -> Iterator[str]:
             for part in vars(one).values() if isinstance(one, type) else (one,):
                 if isfunction(part):
                     yield part.__code__.co_filename
-
-
-def _time_of(path: Path) -> tuple[float, str]:
-    """When a file was written; of several at once, its name."""
-    with suppress(OSError):  # another process may have removed it
-        return path.stat().st_mtime, path.name
-    return 0.0, path.name
 
 
 def _digest(text: str) -> str:

@@ -1,12 +1,9 @@
 """Pipelines of spacy-curated-transformers: names, groups, layers, recipes, and what fails in the package by itself."""
 
-from importlib.metadata import version
-
 import pytest
 import spacy
 import torch
 from confection import Config
-from spacy.tokens import Doc, DocBin
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
@@ -142,25 +139,3 @@ def test_the_longest_window_is_that_of_the_positions(tmp_path, corpus):
     config = config_with("curated", tmp_path, corpus, block={"window_pieces": longest + 1})
     with pytest.raises(ConfigError, match=f"expected at most {longest}, as 'transformer' can read no more at once"):
         optimizer_of(config).initialize(nlp)
-
-
-def test_a_batch_of_white_space_is_told_where_it_fails(tmp_path):
-    """spacy-curated-transformers 0.3.1 fails on it by itself; 2.1.2 does not."""
-    nlp = spacy.blank("xx")
-    docs = [Doc(nlp.vocab, words=words, tags=["A", "B"]) for words in ([" ", "\n"], ["a", "b"])]
-    for part in ("train", "dev"):
-        DocBin(docs=docs).to_disk(tmp_path / f"{part}.spacy")
-    paths = {part: tmp_path / f"{part}.spacy" for part in ("train", "dev")}
-    config = config_with("curated", tmp_path, paths, names=("tagger",), steps=4)
-    config["training"]["batcher"]["size"] = 2
-    package = version("spacy-curated-transformers")
-    if not package.startswith("0."):
-        run(config, tmp_path / "output")
-        return
-    with pytest.raises(ConfigError) as error:
-        run(config, tmp_path / "output")
-    assert str(error.value).startswith(
-        "Can't train on a batch of [corpora.train]: expected a word in it, found white space alone, on which "
-        f"spacy-curated-transformers {package} fails: "
-    )
-    assert str(error.value).endswith(". Leave out texts of white space.") and "\n" not in str(error.value)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.util import load_config
 
-from thinc_torchopt.addons.preview import Description, ParamTable
-from thinc_torchopt.addons.preview.params import ParamRow, TableData
+from thinc_torchopt.addons.preview.description import Description
+from thinc_torchopt.addons.preview.params import ParamRow, ParamTable, TableData
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.notebook import compare_recipes, explain, params
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from spacy.cli.init_config import init_config
 from spacy.util import load_model_from_config
 
-from thinc_torchopt.addons.recipes import Recipe, measured_of, measurements
+from thinc_torchopt.addons.recipes import Recipe, measured_of
+from thinc_torchopt.addons.recipes.measured import measurements
 
 ROOT = Path(__file__).resolve().parents[3]
 

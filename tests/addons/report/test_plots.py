@@ -94,7 +94,7 @@ def test_plots_range_test(tmp_path, drawn):
 
 def test_plots_nothing_to_smooth_is_drawn_all_the_same(tmp_path):
     plots.plot_range_test(RangeTest([1e-3], [math.nan]), tmp_path / "lr.png")
-    plots.plot_schedule({"frozen": [0.0, 0.0]}, tmp_path / "rates.png", log=True)
+    plots.plot_schedule({"frozen": [0.0, 0.0]}, tmp_path / "rates.png")
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -20,8 +20,8 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model") / "model")
 
 
-def in_doccanos_form(i, record):
-    return {"text": " ".join(record["words"]), "label": record["entities"], "id": i}
+def in_another_form(i, record):
+    return {"text": " ".join(record["words"]), "marks": record["entities"], "id": i}
 
 
 def bare(i, record):
@@ -35,12 +35,12 @@ def without_tags(i, record):
 @pytest.mark.parametrize("settings", [{}, {"save_every": 10}, {"prequential": False, "skip_bad": True}, {"replay": 1}])
 def test_stream_of_another_form_is_an_error(model, tmp_path, settings):
     """Nothing of it is saved: when it is repaired, the same command learns it."""
-    stream = write_stream(tmp_path / "stream.jsonl", 20, changed=in_doccanos_form)
+    stream = write_stream(tmp_path / "stream.jsonl", 20, changed=in_another_form)
     with pytest.raises(StreamError) as error:
         learn(model, stream, tmp_path / "out", **settings)
     said = str(error.value)
     assert "expected annotations for 'tagger' (tags) or 'ner' (entities), found none in " in said
-    assert "'label' in 20 texts (doccano's form?)" in said and "'tags' or 'entities'" in said
+    assert "'marks' in 20 texts" in said and "'tags' or 'entities'" in said
     write_stream(tmp_path / "stream.jsonl", 20)
     learn(model, stream, tmp_path / "out", **settings)
     learn(model, stream, tmp_path / "one", **settings)
@@ -89,9 +89,9 @@ def test_stream_with_bare_texts_goes_on_after_a_kill(model, tmp_path):
 
 def test_stream_that_is_stopped_before_it_taught_anything(model, tmp_path):
     """Says so, and saves nothing."""
-    stream = write_stream(tmp_path / "stream.jsonl", 9, changed=in_doccanos_form)
+    stream = write_stream(tmp_path / "stream.jsonl", 9, changed=in_another_form)
     _, told = learn(model, stream, tmp_path / "out", is_stopped=stops(6))
-    assert "have no annotations for any component" in told[-1] and "doccano's form?" in told[-1]
+    assert "have no annotations for any component" in told[-1] and "'marks' in" in told[-1]
     write_stream(tmp_path / "stream.jsonl", 9)
     learn(model, stream, tmp_path / "out")
     assert rows(tmp_path / "out")[-1]["texts"] == 9
@@ -137,7 +137,7 @@ def test_each_kind_of_annotation_is_seen(factory):
     assert teaches.components(make_example(nlp, words, "x")) == []
     found = AnnotatedTexts()
     found.add([], ["labels"])
-    with pytest.raises(StreamError, match=f"expected annotations for '{factory}'.*'labels' in 1 text .doccano"):
+    with pytest.raises(StreamError, match=f"expected annotations for '{factory}'.*'labels' in 1 text"):
         teaches.check(found)
 
 

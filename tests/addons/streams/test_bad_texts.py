@@ -189,7 +189,7 @@ def test_bad_texts_leave_a_half_made_update_nowhere(model, good, tmp_path, monke
             if next(count) == 7:
                 raise MemoryError("out of memory")
 
-        from thinc_torchopt.core.update import step
+        from thinc_torchopt.core import step
 
         original = step.round_to_models
         patch.setattr(step, "round_to_models", lambda params: (failing(None, None), original(params)))

@@ -187,7 +187,7 @@ def test_learner_keeps_the_last_save_when_the_disk_is_full(model, unbroken, tmp_
     output = tmp_path / "out"
     with monkeypatch.context() as patch:
         learn(model, unbroken[0], output, replay=1, memory=4, is_stopped=stops(10))
-        patch.setattr("thinc_torchopt.addons.streams.learner.write_folder", full)
+        patch.setattr("thinc_torchopt.addons.streams.state.write_folder", full)
         with pytest.raises(StateError, match=r"Can't save in .*No space left.*The last save was after 9 texts"):
             learn(model, unbroken[0], output, replay=1, memory=4)
     learn(model, unbroken[0], output, replay=1, memory=4)

@@ -7,7 +7,7 @@ import spacy
 from spacy.tokens import DocBin
 from spacy.training import Example
 
-from thinc_torchopt.addons.streams.records import is_rejected, make_example, read_examples, read_record, unknown_keys
+from thinc_torchopt.addons.streams.records import make_example, read_examples, read_record, row_of, unknown_keys
 from thinc_torchopt.core.errors import StreamError
 
 from ...models import toy_examples, toy_pipeline
@@ -52,7 +52,24 @@ def test_records_of_prodigy(nlp):
     doc = make_example(nlp, found, "").reference
     assert [(span.text, span.label_) for span in doc.ents] == [("Anna", "PERSON")]
     assert doc.cats == {"A": 0.0, "B": 1.0}
-    assert unknown_keys(found) == ["meta"] and not is_rejected(found) and is_rejected({"answer": "reject"})
+    assert unknown_keys(row_of({**found, "stars": 3}, "")) == ["stars"] and not row_of(found, "").left_out
+    assert row_of({"text": "a", "answer": "reject"}, "").left_out
+
+
+@pytest.mark.parametrize(
+    ("found", "ents", "cats", "tags"),
+    [
+        ({"text": "Anna flew", "label": [[0, 4, "PER"]]}, ["Anna"], {}, ""),
+        ({"text": "Anna flew", "entities": [{"start_offset": 0, "end_offset": 4, "label": "PER"}]}, ["Anna"], {}, ""),
+        ({"tokens": ["Anna", "flew"], "ner_tags": ["B-PER", "O"]}, ["Anna"], {}, ""),
+        ({"tokens": ["Anna", "flew"], "pos_tags": ["NNP", "VBD"]}, [], {}, "NNP"),
+        ({"text": "Anna flew", "label": "A"}, [], {"A": 1.0}, ""),
+        ({"text": "Anna flew", "labels": ["A", "B"]}, [], {"A": 1.0, "B": 1.0}, ""),
+    ],
+)
+def test_records_of_doccano_and_hugging_face(nlp, found, ents, cats, tags):
+    doc = make_example(nlp, read_record(json.dumps(found).encode(), ""), "").reference
+    assert ([ent.text for ent in doc.ents], doc.cats, doc[0].tag_) == (ents, cats, tags)
 
 
 @pytest.mark.parametrize(
@@ -105,5 +122,5 @@ def test_records_of_a_corpus_of_spacy(nlp, tmp_path):
     for doc, (_, one), (_, other) in zip(docs, found, again, strict=True):
         assert one.to_dict() == other.to_dict() == Example(doc, doc).to_dict()
     (tmp_path / "bad.spacy").write_bytes(b"no corpus")
-    with pytest.raises(StreamError, match="expected spaCy's binary format"):
+    with pytest.raises(StreamError, match="expected texts with annotations in a form that is known"):
         list(read_examples(nlp, tmp_path / "bad.spacy"))

@@ -19,6 +19,8 @@ def test_texts_of_each_kind(tmp_path):
     assert [text.strip() for text in read_texts(tmp_path / "a.txt", "x")] == ["One.", "Two ü."]
     assert read_texts(tmp_path / "b.jsonl", "x") == ["Three.", "Four\u2028."]
     assert read_texts(tmp_path / "c.spacy", "x") == ["Five."]
+    (tmp_path / "d.csv").write_text("text,label\nSix.,A\nSeven.,\n")
+    assert read_texts(tmp_path / "d.csv", "x") == ["Six.", "Seven."]
     # In a folder each .txt is one text.
     assert sorted(text[:3] for text in read_texts(tmp_path, "x")) == ["Fiv", "Fou", "One", "Thr"]
 
@@ -33,7 +35,7 @@ def test_texts_of_each_kind(tmp_path):
         ("a.jsonl", b"{", "expected a JSON object"),
         ("a.jsonl", b'{"text": "\\ud800 Anna"}\n', "the text of line 1 has half of a surrogate pair: '{"),
         ("a.spacy", b"x", "expected spaCy's binary format"),
-        ("a.md", b"x", "found a file of another kind"),
+        ("a.md", b"x", "expected texts with annotations in a form that is known, found 'x'"),
     ],
 )
 def test_texts_that_cannot_be_read(tmp_path, name, content, said):

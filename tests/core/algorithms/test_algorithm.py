@@ -12,7 +12,7 @@ from spacy.util import registry
 from thinc.api import Linear, decaying
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
+from thinc_torchopt.core.algorithms.torch_classes import create
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning
 from thinc_torchopt.core.labels import add_labels

@@ -6,7 +6,7 @@ from torch import nn
 
 from thinc_torchopt import Algorithm, TorchOptimizer, preserve_optimizer_state
 from thinc_torchopt.core.algorithms.facts import _PYTORCH_OPTIMIZER, _TORCH, ROLES, check_states, roles_of
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
+from thinc_torchopt.core.algorithms.torch_classes import create
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, StateError
 

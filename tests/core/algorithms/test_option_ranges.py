@@ -12,8 +12,7 @@ import thinc_torchopt
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms import algorithm
 from thinc_torchopt.core.algorithms.algorithm import OptionRanges
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
-from thinc_torchopt.core.algorithms.torch_classes import SGD, Adafactor, AdamW, Muon, RMSprop, Rprop
+from thinc_torchopt.core.algorithms.torch_classes import SGD, Adafactor, AdamW, Muon, RMSprop, Rprop, create
 from thinc_torchopt.core.errors import ConfigError, ScheduleError
 from thinc_torchopt.core.schedules.schedules import Schedules
 

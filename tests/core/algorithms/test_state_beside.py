@@ -6,7 +6,6 @@ import torch
 from thinc.api import Linear, chain
 
 from thinc_torchopt import Algorithm, TorchOptimizer
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
 from thinc_torchopt.core.algorithms.state_beside import (
     StateBeside,
     check_plain,
@@ -14,6 +13,7 @@ from thinc_torchopt.core.algorithms.state_beside import (
     map_tensors,
     restore_beside,
 )
+from thinc_torchopt.core.algorithms.torch_classes import create
 from thinc_torchopt.core.errors import ConfigError, StateError
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 

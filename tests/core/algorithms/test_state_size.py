@@ -6,8 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinc_torchopt.core.algorithms.algorithm import StateSizes
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
-from thinc_torchopt.core.algorithms.torch_classes import SGD, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, Rprop
+from thinc_torchopt.core.algorithms.torch_classes import (
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Rprop,
+    create,
+)
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 
 ALGORITHMS = [

@@ -161,43 +161,6 @@ def test_averages_equal_torchs_averaged_model_with_its_buffers(kind, start, ever
     assert not torch.equal(found["norm.running_var"], module.norm.running_var)
 
 
-@pytest.mark.parametrize("start", [0, 4])
-def test_averages_equal_torch_emas(start):
-    """SOURCE: torch_ema.ExponentialMovingAverage.update (0.3), built after `start` updates."""
-    model, optimizer = (
-        mixed_model(),
-        TorchOptimizer(AdamW(), 0.01, averages=EMA(0.6, warmup="torch_ema", start_step=start)),
-    )
-    shadow = params_of(model)
-    for step, _ in enumerate(train(model, optimizer, 20), start=1):
-        num_updates = step - start
-        if num_updates <= 0:
-            shadow = params_of(model)
-            continue
-        one_minus_decay = 1.0 - min(0.6, (1 + num_updates) / (10 + num_updates))
-        shadow = [
-            s_param.sub_((s_param - param).mul_(one_minus_decay)) for s_param, param in zip(shadow, params_of(model))
-        ]
-        with model.use_params(optimizer.averages):
-            for found, expected in zip(params_of(model), shadow):
-                # float32: two ways to write one linear interpolation.
-                torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_averages_equal_ignites():
-    """SOURCE: ignite.handlers.EMAHandler._update_ema_model (0.5), with momentum = 1 - decay; torch_ema with
-    use_num_updates = False.
-    """
-    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="ignite"))
-    ema = params_of(model)
-    for _ in train(model, optimizer, 20):
-        ema = [ema_v.mul_(1.0 - 0.1).add_(model_v.data, alpha=0.1) for ema_v, model_v in zip(ema, params_of(model))]
-        with model.use_params(optimizer.averages):
-            for found, expected in zip(params_of(model), ema):
-                # float32: two ways to write one linear interpolation.
-                torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("warmup", ["thinc", "torch", "torch_ema", "ignite"])
 @pytest.mark.parametrize("stop", [None, 5])
 def test_averages_decay_may_be_a_schedule(warmup, stop):
@@ -342,18 +305,6 @@ def test_averages_take_one_call_for_equal_factors(monkeypatch):
 class WithBuffers3(torch.nn.Sequential):
     def __init__(self):
         super().__init__(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
-
-
-def test_averages_of_frozen_params_there_are_none():
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    groups = {"embeddings": {"params": ["tok2vec/*"], "freeze": True}}
-    optimizer = TorchOptimizer(AdamW(), 0.01, averages=SWA(0), param_groups=groups)
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    optimizer.initialize(nlp)
-    nlp.update(examples, sgd=optimizer)
-    keys = {(node.id, name): name for node in nlp.get_pipe("tok2vec").model.walk() for name in node.param_names}
-    assert optimizer.averages and not keys.keys() & optimizer.averages.keys()
 
 
 def test_averages_of_a_param_that_was_frozen_since_are_not_used():

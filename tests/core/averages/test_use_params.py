@@ -10,8 +10,7 @@ from thinc.api import Model, PyTorchWrapper, chain, with_array
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
-from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, create
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.errors import ParamError
 

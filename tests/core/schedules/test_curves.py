@@ -21,6 +21,8 @@ from thinc_torchopt.core import schedules
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ScheduleError, StateError
 
+from ...peek import decay_of, option_of
+
 RATES = st.floats(1e-6, 10.0)
 PARTS = st.floats(0.0, 0.99)  # min_rate / initial_rate: transformers' polynomial wants it below 1
 WARMUPS = st.integers(0, 20)
@@ -601,11 +603,16 @@ def test_schedules_drive_other_settings_too():
     sgd = registry.resolve(config)["o"]
     wanted = {
         setting: registry.resolve({"s": block(name)})["s"]
-        for setting, name in {"L2": "warmup_stable_decay", "b1": "one_cycle", "grad_clip": "polynomial"}.items()
+        for setting, name in {
+            "weight_decay": "warmup_stable_decay",
+            "momentum": "one_cycle",
+            "grad_clip": "polynomial",
+        }.items()
     }
     for _ in range(30):
         for setting, values in wanted.items():
-            assert getattr(sgd, setting) == next(values)
+            found = sgd.grad_clip if setting == "grad_clip" else option_of(sgd, setting)
+            assert found == next(values)
         sgd.step_schedules()
 
 
@@ -613,7 +620,7 @@ def test_schedules_in_several_places_move_once():
     shared, expected = (schedules.warmup_cosine(0.01, 100, 1000) for _ in range(2))
     optimizer = TorchOptimizer(AdamW(weight_decay=shared), learn_rate=shared)
     for rate in islice(expected, 150):
-        assert optimizer.learn_rate == optimizer.L2 == rate
+        assert optimizer.learn_rate == decay_of(optimizer) == rate
         optimizer.step_schedules()
 
 
@@ -628,50 +635,15 @@ def test_schedules_are_checked_by_confection(name):
 
 
 WARMUP = {"initial_rate": 0.1, "warmup_steps": 5, "total_steps": 10}
+# Beside what each setting may be by itself: tests/test_every_setting.py.
 BAD = [
     *[(name, {**WARMUP, "total_steps": 4}, "'total_steps' to be a whole number of at least 5 (warmup_steps), found 4")
       for name in ("warmup_linear", "warmup_cosine", "polynomial")],
-    *[(name, {**WARMUP, "initial_rate": rate}, "'initial_rate' to be a number of at least 0, found")
-      for name in ("warmup_linear", "warmup_cosine", "polynomial") for rate in (-0.1, "0.1", math.nan, math.inf)],
-    *[(name, {**WARMUP, "warmup_steps": steps}, "'warmup_steps' to be a whole number of at least 0, found")
-      for name in ("warmup_linear", "warmup_cosine", "polynomial") for steps in (-1, "1")],
-    ("warmup_linear", {**WARMUP, "warmup_steps": 0, "total_steps": 0}, "'total_steps' to be a whole number of at "
-    "least 1, found 0"),
-    ("warmup_cosine", {**WARMUP, "min_rate": 0.2}, "of at least 0 and at most 0.1, found 0.2"),
-    ("warmup_cosine", {**WARMUP, "cycles": 0}, "'cycles' to be a whole number of at least 1, found 0"),
-    ("polynomial", {**WARMUP, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, found 0.2"),
-    ("polynomial", {**WARMUP, "power": 0.0}, "'power' to be a number above 0, found 0.0"),
-    ("inverse_sqrt", {"initial_rate": -1.0, "warmup_steps": 5}, "'initial_rate'"),
-    ("inverse_sqrt", {"initial_rate": 0.1, "warmup_steps": -1}, "'warmup_steps'"),
-    ("inverse_sqrt", {"initial_rate": 0.1, "warmup_steps": 5, "timescale": 0}, "'timescale' to be a whole number of "
-    "at least 1, found 0"),
-    ("one_cycle", {"max_rate": -0.1, "total_steps": 5}, "'max_rate'"),
-    ("one_cycle", {"max_rate": 0.1, "total_steps": 0}, "'total_steps' to be a whole number of at least 1, found 0"),
-    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "pct_start": 1.5}, "'pct_start' to be a number of at least 0 "
-    "and at most 1, found"),
+    ("warmup_linear", {**WARMUP, "initial_rate": "0.1"}, "'initial_rate' to be a number of at least 0, found '0.1'"),
+    ("polynomial", {**WARMUP, "warmup_steps": "1"}, "'warmup_steps' to be a whole number of at least 0, found '1'"),
     ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "pct_start": 0.6, "three_phase": True}, "at most 0.5, found 0.6"),
-    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "div_factor": 0.0}, "'div_factor' to be a number above 0, found "
-    "0.0"),
-    ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "final_div_factor": 0.0}, "'final_div_factor' to be a number "
-    "above 0, found 0.0"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 6}, "at least 11 (warmup_steps + decay_steps), found 10"),
-    ("warmup_stable_decay", {**WARMUP, "decay_steps": -1}, "'decay_steps' to be a whole number of at least 0"),
-    ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "initial_rate": -0.1}, "'initial_rate'"),
-    ("warmup_stable_decay", {**WARMUP, "decay_steps": 5, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 "
-    "and at most 0.1"),
-    ("plateau", {"initial_rate": -0.1}, "'initial_rate' to be a number of at least 0, found -0.1"),
-    ("plateau", {"initial_rate": 0.1, "factor": 1.0}, "'factor' to be a number of at least 0 and below 1, found 1.0"),
-    ("plateau", {"initial_rate": 0.1, "factor": -0.1}, "'factor' to be a number of at least 0 and below 1, found -0.1"),
-    ("plateau", {"initial_rate": 0.1, "patience": -1}, "'patience' to be a whole number of at least 0, found -1"),
-    ("plateau", {"initial_rate": 0.1, "threshold": -0.1}, "at least 0 and below 1 (0.01 is 1%), found -0.1"),
-    ("plateau", {"initial_rate": 0.1, "threshold": 1}, "'threshold' to be the least improvement as a part of the "
-    "best score: at least 0 and below 1 (0.01 is 1%), found 1"),
     ("plateau", {"initial_rate": 0.1, "threshold": -1, "threshold_mode": "abs"}, "a number of at least 0, found -1"),
-    ("plateau", {"initial_rate": 0.1, "cooldown": -1}, "'cooldown' to be a whole number of at least 0, found -1"),
-    ("plateau", {"initial_rate": 0.1, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, "
-    "found 0.2"),
-    ("plateau", {"initial_rate": 0.1, "eps": -1.0}, "'eps' to be a number of at least 0, found -1.0"),
-    ("sequence", {"parts": {}}, "'parts' to be a section with at least one part, found {}"),
     ("sequence", {"parts": {"a": {"steps": 1}}}, "'parts.a' to be a section with 'steps' and 'schedule', found "
     "['steps']"),
     ("sequence", {"parts": {"a": {"schedule": 0.1, "stops": 3}}}, "'parts.a' to be a section with 'steps' and "

@@ -23,6 +23,7 @@ from thinc_torchopt.core.schedules.schedules import Schedules
 from thinc_torchopt.core.schedules.to_the_end import is_waiting, with_end
 
 from ...models import toy_examples, toy_pipeline
+from ...peek import decay_of
 from .test_curves import AFTER, EXAMPLES, rates_of, same
 
 SPANNING = {name: example for name, example in EXAMPLES.items() if "total_steps" in example}
@@ -247,5 +248,5 @@ def test_to_the_end_in_a_loop_of_ones_own():
         nlp.update(examples, sgd=optimizer)
         rates = optimizer.learn_rates
         assert (rates["default"], rates["tagger"], optimizer.grad_clip) == (shared, of_tagger, clip)
-        assert shared == optimizer.L2
+        assert shared == decay_of(optimizer)
         optimizer.step_schedules()

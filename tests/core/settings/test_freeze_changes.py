@@ -15,8 +15,8 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.params.param import Param
+from thinc_torchopt.core.params.param_settings import ParamSettings
 from thinc_torchopt.core.settings.changes import FreezeChange, with_freeze_change
-from thinc_torchopt.core.settings.param_settings import ParamSettings
 
 from ...models import backprop, grads_of, params_of, pipeline_params, ready_pipeline, same, toy_pipeline
 

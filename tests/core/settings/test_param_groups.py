@@ -588,6 +588,8 @@ BAD_BLOCKS = [
     ({"learn_rate": -0.1}, "'param_groups.g.learn_rate' .*expected a number of at least 0"),
     ({"freeze": "yes"}, "'freeze' in .*expected true or false, found 'yes'"),
     ({"unfreeze_at": 1.5}, "'unfreeze_at' in .*whole number.*found 1.5"),
+    ({"lr_scale": True}, "'param_groups.g.lr_scale' .*expected a number of at least 0"),
+    ({"amsgrad": 1}, "'amsgrad' in .*expected true or false"),
     ({"unfreeze_at": 3, "freeze": False}, "'unfreeze_at' in .*freeze = false is not allowed"),
 ]
 AS_KEY = r"Can't use a pattern as a key in \[training\.optimizer\.{}\].*Write it in a list: a block"

@@ -19,8 +19,7 @@ from thinc_torchopt.addons.modular import registered as modular
 from thinc_torchopt.addons.modular.registered import FedProx, Lookahead, Momentum
 from thinc_torchopt.core import drop_ins
 from thinc_torchopt.core.algorithms import torch_classes as torch_optimizers
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
-from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, create
 from thinc_torchopt.core.errors import (
     CheckpointWarning,
     ConfigError,

@@ -381,11 +381,6 @@ def test_files_survive_a_full_disk(small_disk):
     assert os.listdir(small_disk) == ["state"]
 
 
-def test_files_read_numpys_numbers(tmp_path):
-    write_folder(tmp_path / "state", {"a": numpy.float64(2.5)})
-    assert read_folder(tmp_path / "state") == {"a": 2.5}
-
-
 STRIDED = {
     "transposed": lambda: torch.arange(12.0).reshape(3, 4).T,
     "channels last": lambda: torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),

@@ -12,8 +12,7 @@ from spacy.training import Example
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
-from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, create
 from thinc_torchopt.core.errors import ConfigError, GrowthWarning, StateError
 from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.rates.new_params import Warmup

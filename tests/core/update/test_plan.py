@@ -11,8 +11,7 @@ import torch
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.pytorch_optimizer import create
-from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, create
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, GrowthWarning, LearnRateWarning
 

@@ -5,8 +5,3 @@ from typing import Final
 from .budget import Budget, read_limit
 
 STABILITY: Final = "provisional"
-
-__all__ = [
-    "Budget",
-    "read_limit",
-]

@@ -9,26 +9,10 @@ picks those that a rule uses, and fills texts with them. run_rules.py connects t
 
 from typing import Final
 
-from .controller import Firing, TrainerController
+from .controller import TrainerController
 from .definition import ControllerSpec
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import HFControls, Operation, RunHandle, controller_operations, register_operation_handlers
 from .settings import ControllerSettings, trainer_controller
 
 STABILITY: Final = "provisional"
-
-__all__ = [
-    "ControllerSettings",
-    "ControllerSpec",
-    "Firing",
-    "HFControls",
-    "Metric",
-    "Operation",
-    "RunHandle",
-    "TrainerController",
-    "controller_metrics",
-    "controller_operations",
-    "register_metric_handlers",
-    "register_operation_handlers",
-    "trainer_controller",
-]

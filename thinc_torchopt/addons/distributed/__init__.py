@@ -14,9 +14,3 @@ from .group import report_failure, wait_for_store
 from .settings import Distributed
 
 STABILITY: Final = "provisional"
-
-__all__ = [
-    "Distributed",
-    "report_failure",
-    "wait_for_store",
-]

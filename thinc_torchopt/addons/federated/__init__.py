@@ -12,5 +12,3 @@ from .agreement import merge_labels
 from .settings import Federated
 
 STABILITY: Final = "experimental"
-
-__all__ = ["Federated", "merge_labels"]

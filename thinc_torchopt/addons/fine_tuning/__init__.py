@@ -14,11 +14,3 @@ from .transformers import Transformer, transformers_of
 from .windows import count_lost
 
 STABILITY: Final = "provisional"
-
-__all__ = [
-    "FineTuning",
-    "Transformer",
-    "batch_by_padded_pieces",
-    "count_lost",
-    "transformers_of",
-]

@@ -6,9 +6,3 @@ lists all of them then. So a logger imports the loop only when it is set up.
 
 from .console import ConsoleLogger
 from .files import JSONLinesLogger, TensorBoardLogger
-
-__all__ = [
-    "ConsoleLogger",
-    "JSONLinesLogger",
-    "TensorBoardLogger",
-]

@@ -14,17 +14,3 @@ from .optimizer import Modular
 from .specs import list_optim_modules, list_optim_regularizers
 
 STABILITY: Final = "experimental"
-
-__all__ = [
-    "AuxVar",
-    "Block",
-    "Modular",
-    "Module",
-    "Regularizer",
-    "from_bytes",
-    "from_tensors",
-    "list_optim_modules",
-    "list_optim_regularizers",
-    "to_bytes",
-    "to_tensors",
-]

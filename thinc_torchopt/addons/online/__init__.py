@@ -16,16 +16,3 @@ from .online_trainer import OnlineTrainer
 from .relations import Dense, Elementwise
 
 STABILITY: Final = "experimental"
-
-__all__ = [
-    "Cell",
-    "Dense",
-    "Elementwise",
-    "OnlineRNN",
-    "OnlineRNNEncoder",
-    "OnlineTrainer",
-    "ParamDimTraces",
-    "copy_torch_weights",
-    "describe",
-    "eligibility_gradients",
-]

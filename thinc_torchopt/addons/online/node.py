@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...core.checks import Section
 from ...core.errors import ShapeError
-from ...core.threads import threads_for
+from ...core.kernels import threads_for
 from .adjoint import adjoint_gradients, states_to_keep
 from .cells import CELLS, Cell
 from .functional import check_cell, check_real, warn_of_truncation

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ...core.checks import Section
 from ...core.errors import PipelineError, ShapeError, StateError
+from ...core.kernels import threads_for
 from ...core.schema import Count, check_version, read, refuse, write
-from ...core.threads import threads_for
 from .adjoint import input_gradient
 from .cells import Cell, Linearized, State
 from .eligibility import BLOCK, ParamDimTraces, TracesState, check_trace_dtype

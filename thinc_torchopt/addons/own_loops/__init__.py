@@ -5,7 +5,3 @@ counts its failures and slow work. checkpoints.py saves and resumes such a loop.
 """
 
 from .controller import LearnRateController
-
-__all__ = [
-    "LearnRateController",
-]

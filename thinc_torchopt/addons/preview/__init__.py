@@ -5,17 +5,6 @@ checks what may be a mistake. params.py lists all params, comparison.py compares
 all add-ons.
 """
 
-from .comparison import RecipeComparison, compare_recipes
-from .description import Description, explain
-from .params import ParamTable, describe, params, tell_pipeline
-
-__all__ = [
-    "Description",
-    "ParamTable",
-    "RecipeComparison",
-    "compare_recipes",
-    "describe",
-    "explain",
-    "params",
-    "tell_pipeline",
-]
+from .comparison import compare_recipes
+from .description import explain
+from .params import describe, params, tell_pipeline

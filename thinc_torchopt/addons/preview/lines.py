@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, Literal
 
 from spacy.tokens import Doc
+from spacy.util import registry
 from thinc.api import Model
 
+from ...core.config_checks import PREFIXES, sections_of
 from ...core.optimizer import TorchOptimizer
-from ...core.stability import tiers_in
 from ...core.types import ParamInfo
 from ...core.words import count, plain
 from ...loop.data_check import Corpus
@@ -29,6 +31,7 @@ from .params import ParamRow, TableData
 
 # Label and text.
 Line = tuple[str, str]
+Tier = Literal["stable", "provisional", "experimental"]
 
 _MOST_TURNS = 6
 _MAY_CHANGE = {
@@ -107,6 +110,30 @@ def _rules_that_stop(optimizer: TorchOptimizer) -> list[str]:
             for name, action in spec.actions
         )
     ]
+
+
+def tier_of(module: str) -> Tier:
+    """How much a module may change between versions: see docs/stability.md. A package that is not stable says so in its
+    `__init__.py`: `STABILITY: Final = "experimental"`.
+
+    module (str): Its dotted name. It is imported. The innermost package that names one decides.
+    """
+    while module:
+        tier: Tier | None = getattr(sys.modules.get(module), "STABILITY", None)
+        if tier is not None:
+            return tier
+        module = module.rpartition(".")[0]
+    return "stable"
+
+
+def tiers_in(config: Mapping[str, Any]) -> dict[str, Tier]:
+    """The tiers of the registered functions of this package that a config names, by their names."""
+    return {
+        name: tier_of(registry.get(key[1:], name).__module__)
+        for section in sections_of(config)
+        for key, name in section.block.items()
+        if key.startswith("@") and str(name).startswith(PREFIXES)
+    }
 
 
 def _stability(config: Mapping[str, Any]) -> str:

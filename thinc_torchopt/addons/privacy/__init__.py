@@ -8,16 +8,6 @@ from typing import Final
 
 from .accounting import epsilon_of, least_noise, most_steps
 from .book import clip_each_example
-from .private_run import PoissonBatcher, Privacy, poisson
+from .private_run import Privacy, poisson
 
 STABILITY: Final = "experimental"
-
-__all__ = [
-    "PoissonBatcher",
-    "Privacy",
-    "clip_each_example",
-    "epsilon_of",
-    "least_noise",
-    "most_steps",
-    "poisson",
-]

@@ -9,7 +9,6 @@ splits them, and decides where a training ends. measured.yaml says what was meas
 from .config_text import (
     ConfigSource,
     check_output,
-    cut_section,
     nested_in,
     open_source,
     put,
@@ -19,7 +18,7 @@ from .config_text import (
     write_config,
 )
 from .corpora import Setting, read_corpus, split_corpus, words_of_batches
-from .from_pipeline import Learner, Plan, make_config_from, plan_for
+from .from_pipeline import Plan, make_config_from, plan_for
 from .from_texts import (
     Choice,
     blank_pipeline,
@@ -29,50 +28,7 @@ from .from_texts import (
     notes_on,
     notes_on_language,
 )
-from .measured import Measured, measured_of, measurements
+from .measured import measured_of
 from .recipes import Recipe, find_pretrained
 from .rewrite import ENCODER_PEAKS, PEAKS, TUNING_TRIALS, Stock, not_written, rewrite, tune, with_fast_products
 from .translation import THINC, TORCH
-
-__all__ = [
-    "ENCODER_PEAKS",
-    "PEAKS",
-    "THINC",
-    "TORCH",
-    "TUNING_TRIALS",
-    "Choice",
-    "ConfigSource",
-    "Learner",
-    "Measured",
-    "Plan",
-    "Recipe",
-    "Setting",
-    "Stock",
-    "blank_pipeline",
-    "check_output",
-    "choose_components",
-    "cut_section",
-    "find_pretrained",
-    "languages_of",
-    "make_config",
-    "make_config_from",
-    "measured_of",
-    "measurements",
-    "nested_in",
-    "not_written",
-    "notes_on",
-    "notes_on_language",
-    "open_source",
-    "plan_for",
-    "put",
-    "read_corpus",
-    "read_text",
-    "rewrite",
-    "split_corpus",
-    "tune",
-    "value_at",
-    "with_fast_products",
-    "with_settings",
-    "words_of_batches",
-    "write_config",
-]

@@ -12,10 +12,3 @@ from .source import LineReader
 from .state import LearnSettings, LogRow
 
 STABILITY: Final = "provisional"
-
-__all__ = [
-    "LearnSettings",
-    "LineReader",
-    "LogRow",
-    "StreamLearner",
-]

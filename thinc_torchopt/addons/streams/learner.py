@@ -50,10 +50,10 @@ from .records import (
     Record,
     as_line,
     in_words,
-    is_rejected,
     make_example,
     read_examples,
     read_record,
+    row_of,
     unknown_keys,
     unknown_labels,
     without_half_line,
@@ -336,10 +336,11 @@ class StreamLearner:
     def _read(self, line: Line) -> _Text | None:
         """RETURNS (_Text | None): None: the text is skipped. RAISES (StreamError): It can't be learned."""
         record: Record = read_record(line.content, line.where)
-        unused = unknown_keys(record)
+        row = row_of(record, line.where)
+        unused = unknown_keys(row)
         for key in unused:
             self._notify_once(f"'{key}' of texts is not used.")
-        if is_rejected(record):
+        if row.left_out:
             return None
         example = make_example(self._nlp, record, line.where)
         for component, label in unknown_labels(self._nlp, example, self._frozen):

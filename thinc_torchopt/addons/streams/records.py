@@ -5,9 +5,8 @@
     {"text": "Buy now", "cats": {"SPAM": 1.0}}
     {"text": "It rains.", "entities": [], "complete": true}
 
-The keys are those of `Example.from_dict`. Also read: Prodigy's `spans` (for entities) and `accept` (for cats), and the
-dicts of `Example.to_dict`. "complete" has the labels that the text annotates completely, or true for all of them: a
-teacher does not fill them in.
+Those of Prodigy, doccano and Hugging Face's datasets are read too: core/readers/records.py. "complete" has the labels
+that the text annotates completely, or true for all of them: a teacher does not fill them in.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ from typing import Any
 from spacy.attrs import MORPH
 from spacy.language import Language
 from spacy.pipeline import DependencyParser
-from spacy.tokens import Doc, DocBin
-from spacy.training import Example
+from spacy.tokens import Doc
+from spacy.training import Example, iob_to_biluo
 
-from ...core.errors import StreamError, TorchOptError
+from ...core import readers
+from ...core.errors import ConfigError, StreamError, TorchOptError
+from ...core.readers import Row
 from ...core.schema import Count
 from ...loop.data_check import labels_in
 from ...loop.filling import COMPLETE
 from .source import Line, LineReader, Place
 
-_OF_TOKENS = ("words", "spaces", "tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
-_OF_DOCS = ("entities", "cats", "links", "spans")
 _NESTED = ("doc_annotation", "token_annotation")
-_OF_PRODIGY = ("accept", "options", "answer")
-_KNOWN = {"text", COMPLETE, *_OF_TOKENS, *_OF_DOCS, *_NESTED, *_OF_PRODIGY}
 
 Record = dict[str, Any]
 
@@ -80,17 +77,20 @@ def _has_text(record: Mapping[str, Any]) -> bool:
     words = record.get("words")
     if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         return False  # spaCy takes numbers for hashes of words
-    return isinstance(record.get("text"), str) or words is not None or isinstance(record.get(_NESTED[1]), dict)
+    return words is not None or readers.is_record(record) or isinstance(record.get(_NESTED[1]), dict)
 
 
-def unknown_keys(record: Mapping[str, Any]) -> list[str]:
+def row_of(record: Mapping[str, Any], place: str) -> Row:
+    """What a record says. RAISES (StreamError): Its annotations have a form that nobody reads."""
+    try:
+        return readers.read_record(record, place)
+    except Exception as error:  # of a file that another program has written
+        raise StreamError(f"Can't learn from {place}: its annotations can't be read: {in_words(error)}") from error
+
+
+def unknown_keys(row: Row) -> list[str]:
     """The keys of a record that are not used."""
-    return [key for key in record if key not in _KNOWN and not key.startswith("_") and key != "tokens"]
-
-
-def is_rejected(record: Mapping[str, Any]) -> bool:
-    """Whether an annotator of Prodigy has rejected or skipped it."""
-    return record.get("answer", "accept") != "accept"
+    return [key for key in row.unused if key != COMPLETE]
 
 
 def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Example:
@@ -99,8 +99,9 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
     RAISES (StreamError): The annotations don't fit the text.
     """
     try:
-        annotations = _annotations(record)
-        words, spaces = record.get("words"), record.get("spaces")
+        row = row_of(record, place)
+        annotations = _annotations(row)
+        words, spaces = row.words, row.spaces
         if _NESTED[1] in annotations:
             words, spaces = (annotations[_NESTED[1]].get(key) for key in ("ORTH", "SPACY"))
         if "text" in record:
@@ -109,7 +110,7 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
             predicted = Doc(nlp.vocab, words=words, spaces=None if spaces is None else [bool(x) for x in spaces])
         example = _example(predicted, annotations)
     except Exception as error:  # spaCy's are of many kinds: an OverflowError for a head of 10^20, for example
-        raise StreamError(f"Can't learn from {place}: its annotations don't fit: {str(error).rstrip('.')}.") from error
+        raise StreamError(f"Can't learn from {place}: its annotations don't fit: {in_words(error)}") from error
     for label, value in example.reference.cats.items():
         if not math.isfinite(value):
             raise StreamError(f"Can't learn from {place}: expected a finite number for '{label}', found {value}.")
@@ -165,33 +166,32 @@ def _example(predicted: Doc, annotations: Record) -> Example:
     return example
 
 
-def _annotations(record: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: record[key] for key in (*_OF_TOKENS, *_OF_DOCS, *_NESTED) if key in record}
-    if found.get("words") == []:  # spaCy wants at least one
-        found = {key: value for key, value in found.items() if key not in _OF_TOKENS}
-    spans = found.get("spans")
-    if isinstance(spans, list):  # Prodigy's
-        del found["spans"]
-        found["entities"] = [(one["start"], one["end"], one["label"]) for one in spans]
-    if "accept" in record:
-        chosen = set(record["accept"])
-        labels = [option["id"] for option in record.get("options", ())] or sorted(chosen)
-        found["cats"] = {label: float(label in chosen) for label in labels}
+def _annotations(row: Row) -> dict[str, Any]:
+    """Those of a row, under the keys of `Example.from_dict`."""
+    found = dict(row.given)
+    if row.words is not None and row.pos is not None:
+        found["tags"] = row.pos
+    if row.marks is not None:
+        found["entities"] = [(mark.start, mark.end, mark.label) for mark in row.marks]
+    elif row.tags is not None:
+        found["entities"] = iob_to_biluo(row.tags)
+    if row.classes is not None:
+        found["cats"] = dict.fromkeys(row.classes, 1.0)
     return found
 
 
 def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
-    """Read a file of texts with labels: .jsonl as the stream's, or .spacy.
+    """Read a file of texts with labels: .jsonl as the stream's, or in another form that is known.
 
     RETURNS (Iterator): Each as a line of JSON, and as an example.
     RAISES (StreamError): It can't be read.
     """
-    if path.suffix == ".spacy":
+    if path.suffix != ".jsonl":
         try:
-            docs = DocBin().from_disk(path)
-        except Exception as error:  # spaCy's errors for it are of many kinds
-            raise StreamError(f"Can't read '{path}': expected spaCy's binary format. {error}") from error
-        for doc in docs.get_docs(nlp.vocab):
+            docs, _ = readers.read_docs(nlp, path)
+        except ConfigError as error:
+            raise StreamError(str(error)) from error
+        for doc in docs:
             said = {COMPLETE: doc.user_data[COMPLETE]} if COMPLETE in doc.user_data else {}
             content = as_line(said, doc)
             yield content, make_example(nlp, json.loads(content), f"'{path}'")
@@ -199,7 +199,7 @@ def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
     for line in LineReader(path).read(Place()):
         where = f"line {line.place.lines} of '{path}'"
         record = read_record(line.content, where)
-        if not is_rejected(record):
+        if not row_of(record, where).left_out:
             yield json.dumps(record), make_example(nlp, record, where)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from spacy.language import Language
 from spacy.training import Example
@@ -20,13 +19,6 @@ from ...core.words import count, listed
 from ...loop.components import is_trained
 from ...loop.filling import COMPLETE, Filled, Predicted, fill, rules_for
 from ...loop.teacher import Teacher, annotate
-
-# Keys of annotations in the files of other programs.
-_FORMS: Final = {
-    "label": "doccano's form",
-    "labels": "doccano's form",
-    "ner_tags": "the form of Hugging Face's datasets",
-}
 
 
 @dataclass
@@ -97,10 +89,7 @@ class Teaches:
 
 def _told(found: AnnotatedTexts) -> str:
     """The keys that are not used, with what they may be."""
-    told = [
-        f"'{key}' in {count(n, 'text')}" + (f" ({form}?)" if (form := _FORMS.get(key)) else "")
-        for key, n in sorted(found.unused.items(), key=lambda item: -item[1])[:3]
-    ]
+    told = [f"'{key}' in {count(n, 'text')}" for key, n in sorted(found.unused.items(), key=lambda item: -item[1])[:3]]
     return f" Not used: {', '.join(told)}." if told else ""
 
 

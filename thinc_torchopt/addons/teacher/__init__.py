@@ -10,5 +10,3 @@ from .corpus import TaughtCorpus
 from .texts import count_pieces
 
 STABILITY: Final = "provisional"
-
-__all__ = ["TaughtCorpus", "count_pieces"]

@@ -3,6 +3,7 @@
     .txt     one text a line; in a folder, each file is one text
     .jsonl   objects with a "text"
     .spacy   spaCy's binary format: only the texts are used
+    another  a file in a form that core/readers knows: only its texts are used
 
 Texts are cut at the ends of sentences, where a full stop or a blank line is; longer sentences at any token.
 """
@@ -23,6 +24,7 @@ from spacy.tokens import Doc, DocBin
 from spacy.vocab import Vocab
 
 from ...core.errors import ConfigError
+from ...core.readers import rows_at
 
 ENDINGS: Final = (".txt", ".jsonl", ".spacy")
 # The most tokens of a text, unless a setting says another number.
@@ -34,11 +36,10 @@ _LONGEST: Final = 100_000
 def files_of(path: Path, where: str) -> list[Path]:
     """The files of texts at a path. where (str): The setting, for errors. RAISES (ConfigError): There are none."""
     found = [path] if path.is_file() else sorted(file for ending in ENDINGS for file in path.rglob(f"*{ending}"))
-    if not found or found[0].suffix not in ENDINGS:
-        what = "a file of another kind" if path.is_file() else "a folder without such files"
+    if not found:
         raise ConfigError(
             f"Can't read {where}: expected a file or a folder of {', '.join(ENDINGS)}, found "
-            f"{what if path.exists() else 'nothing'} at '{path}'."
+            f"{'a folder without such files' if path.exists() else 'nothing'} at '{path}'."
         )
     return found
 
@@ -52,11 +53,13 @@ def read_texts(path: Path, where: str) -> list[str]:
     for file in files_of(path, where):
         try:
             found += _read(file, is_whole=path.is_dir())
-        except ConfigError:
-            raise
+        except ConfigError as error:
+            raise ConfigError(f"Can't read {where}. {error}") from error
         except Exception as error:  # spaCy's errors for its format are of many kinds
             said = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(f"Can't read {where}, '{file}': expected {_KINDS[file.suffix]}: {said}") from error
+            raise ConfigError(
+                f"Can't read {where}, '{file}': expected {_KINDS.get(file.suffix, 'texts')}: {said}"
+            ) from error
     found = [text for text in found if text.strip()]
     if not found:
         raise ConfigError(f"Can't read {where}: expected texts, found none at '{path}'.")
@@ -74,6 +77,10 @@ def _read(file: Path, *, is_whole: bool) -> Iterator[str]:
     if file.suffix == ".spacy":
         for doc in DocBin().from_disk(file).get_docs(Vocab()):
             yield doc.text
+        return
+    if file.suffix not in ENDINGS:
+        _, rows = rows_at(file)
+        yield from (row.text or " ".join(row.words or ()) for row in rows)
         return
     text = file.read_text("utf-8-sig")
     if file.suffix == ".txt" and is_whole:

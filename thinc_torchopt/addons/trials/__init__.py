@@ -5,32 +5,7 @@ data, to choose a model on one half and score it on the other, and tests whether
 than chance. study.py has a search through values, by Optuna. lr_finder.py is the learning rate range test.
 """
 
-from .comparison import Comparison, Difference, compare, halves, predict, resampled, score
+from .comparison import Comparison, compare
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from .study import AS_IT_IS, Choice, Space, Study, TrialRecord, parse_space
 from .trial import WRITES, TrialResult, begin_training, run_trial, shorten
-
-__all__ = [
-    "AS_IT_IS",
-    "WRITES",
-    "Choice",
-    "Comparison",
-    "Difference",
-    "RangeTest",
-    "Space",
-    "Study",
-    "TrialRecord",
-    "TrialResult",
-    "begin_training",
-    "compare",
-    "halves",
-    "learn_rate_settings",
-    "make_ramp",
-    "parse_space",
-    "predict",
-    "resampled",
-    "run_range_test",
-    "run_trial",
-    "score",
-    "shorten",
-]

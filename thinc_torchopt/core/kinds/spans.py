@@ -11,8 +11,8 @@ from spacy.attrs import ENT_IOB, ENT_TYPE
 from spacy.tokens import Doc, Span
 from spacy.training import Example
 
-from .columns import column, names, put
 from .kind import Found, Kind, Rule
+from .words import column, names, put
 
 # Values of ENT_IOB. Missing is 0. SOURCE: spacy/tokens/token.pyx, `iob_strings`.
 _INSIDE, _OUTSIDE, _BEGIN = 1, 2, 3

@@ -14,7 +14,6 @@ from spacy.morphology import Morphology as _Morphology
 from spacy.pipeline import Morphologizer
 from spacy.tokens import Doc
 
-from .columns import column, names, put
 from .kind import Found, Kind, Rule
 
 # A lemmatizer learns a change from form to lemma that is this frequent. SOURCE: spaCy's default for min_tree_freq.
@@ -24,6 +23,23 @@ LEAST_ACTIONS: Final = 30
 # With fewer arcs to either side, a parser has no actions for them, and its training stops with E1031. SOURCE:
 # spacy/pipeline/_parser_internals/arc_eager.pyx, `get_actions`, which counts shifts and reductions from 1.
 _LEAST_ARCS: Final = LEAST_ACTIONS - 1
+
+
+def column(doc: Doc, attr: int) -> numpy.ndarray:
+    """An attribute of each token, as a copy. Shape: (len(doc),)."""
+    return numpy.asarray(doc.to_array([attr])).reshape(len(doc)).astype("uint64")
+
+
+def names(doc: Doc, attr: int) -> list[str]:
+    """The same as texts. Empty: it is not set."""
+    keys = column(doc, attr).tolist()
+    known = {key: doc.vocab.strings[int(key)] if key else "" for key in set(keys)}
+    return [known[key] for key in keys]
+
+
+def put(doc: Any, attrs: Sequence[int], *columns: numpy.ndarray) -> None:
+    """Write columns."""
+    doc.from_array(list(attrs), numpy.stack([values.astype("uint64") for values in columns], axis=1))
 
 
 class _OfWords(Kind):

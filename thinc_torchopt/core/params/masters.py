@@ -13,32 +13,13 @@ SOURCE: Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740. In apex the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from .. import kernels
-
-if TYPE_CHECKING:
-    from .param import Param
-
+from .param import Param
 
 HALF = (torch.bfloat16, torch.float16)
-
-
-class Half(NamedTuple):
-    """The model's values of a param that has a master while it is trained.
-
-    tensor (Tensor): The model's tensor, or a view on the memory of its array. dtype, strides: When it was last seen.
-    """
-
-    tensor: torch.Tensor
-    dtype: torch.dtype
-    strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Half:
-        return cls(tensor, tensor.dtype, tensor.stride())
 
 
 def master_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,17 +42,3 @@ def round_to_models(params: Sequence[Param]) -> None:
     """Write masters to the model, rounded to the nearest."""
     pairs = [(param.in_model.detach(), param.tensor) for param in params if param.has_master]
     kernels.copy_([model for model, _ in pairs], [master for _, master in pairs])
-
-
-@torch.no_grad()
-def inherit_master(param: Param, old: torch.Tensor) -> None:
-    """Give a param the master of its predecessor, which may have another shape, as far as both reach. Cells that do not
-    fit the model follow it before the next update.
-    """
-    if param.has_master and old.ndim == param.tensor.ndim:
-        common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
-        order = param.order_after(old.shape)
-        master = param.tensor if order is None else order.old_first(param.tensor)
-        master[common] = old[common].to(master)
-        if order is not None:
-            param.tensor.copy_(order.in_place(master))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, NamedTuple, Optional
 
 import numpy
 import torch
@@ -21,12 +21,7 @@ from ..inserted import Insertion, Order, order_after
 from ..rates import RateScale
 from ..schema import Count, FirstStep, Limit
 from ..types import Key, OnGrowth
-from .masters import Half, inherit_master
-
-if TYPE_CHECKING:
-    from ..settings import ParamSettings
-    from ..update import Group
-
+from .param_settings import ParamSettings
 
 # Elements in one sum by BLAS. torch's own norm of 20M elements is off by a thousandth, and slower
 # (benchmarks/README.md).
@@ -70,6 +65,21 @@ class ParamRow:
         return found
 
 
+class Half(NamedTuple):
+    """The model's values of a param that has a master while it is trained.
+
+    tensor (Tensor): The model's tensor, or a view on the memory of its array. dtype, strides: When it was last seen.
+    """
+
+    tensor: torch.Tensor
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Half:
+        return cls(tensor, tensor.dtype, tensor.stride())
+
+
 class Param:
     """One param: a torch tensor that shares its memory with the model's array or tensor.
 
@@ -89,7 +99,7 @@ class Param:
     is_array (bool): Whether `source` is an array.
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients torch computes.
     settings (ParamSettings): Its settings in the config.
-    group (Group | None): Its torch param group. None: it is frozen.
+    group (Group | None): Its torch param group: see core/update. None: it is frozen.
     rate_scale (RateScale): The effect of rules, or of other code, on its learning rate.
     frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen during the training,
         whatever the settings say; infinite: none.
@@ -152,7 +162,7 @@ class Param:
         self.callback: Callable[[Any], None] | None = None
         self.is_bias_or_norm = is_bias_or_norm
         self.settings: ParamSettings = None  # type: ignore[assignment]  # until the plan sets it
-        self.group: Group | None = None
+        self.group: Any = None
         self.rate_scale = RateScale()
         self.frozen_until: Optional[float] = None
         self.row_size = 1
@@ -189,7 +199,20 @@ class Param:
             states = self.group.owner.states
             states.put(self, row.state, shape=row.shape, dtype=row.torch_dtype, on_growth=fill)
         if row.master is not None:
-            inherit_master(self, row.master)
+            self.take_master(row.master)
+
+    @torch.no_grad()
+    def take_master(self, old: torch.Tensor) -> None:
+        """Take the master of its predecessor, which may have another shape, as far as both reach. Cells that do not
+        fit the model follow it before the next update.
+        """
+        if self.has_master and old.ndim == self.tensor.ndim:
+            common = tuple(slice(min(sizes)) for sizes in zip(old.shape, self.shape))
+            order = self.order_after(old.shape)
+            master = self.tensor if order is None else order.old_first(self.tensor)
+            master[common] = old[common].to(master)
+            if order is not None:
+                self.tensor.copy_(order.in_place(master))
 
     def order_after(self, shape: Sequence[int]) -> Order | None:
         """Where its cells are, if it got some in its middle since it had another shape. None: it did not."""

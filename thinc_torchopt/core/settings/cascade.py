@@ -24,12 +24,11 @@ from typing import Any
 from ..algorithms import Algorithm
 from ..checks import OPTIMIZER
 from ..errors import ConfigError, ConfigWarning
-from ..params import Param, Pattern, matches_any
+from ..params import Param, ParamSettings, Pattern, matches_any
 from ..rates import Warmup
 from ..schedules import Schedule, Schedules, is_moving
 from ..types import Blocks, FloatOrSchedule, SkipDecay
 from .blocks import GROUPS, LAYER_DECAY, PER_PARAM_LR, BlockReader, SettingsBlock, patterns_of
-from .param_settings import ParamSettings
 
 _DECAYS = ("weight_decay", "L2")
 # A second stack counts if its layers have at least this fraction of the params of the largest stack's layers: a decoder

@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,27 +42,6 @@ class StateMapping:
     kind: Kind | None = None
 
 
-class OptimizerController(Protocol):
-    """A controller of the learning rates of torch optimizers: a `LearnRateController`."""
-
-    def frozen_groups(self, optimizer: torch.optim.Optimizer) -> set[int]:
-        """The indices of an optimizer's groups that are frozen."""
-
-    def replace_optimizer(
-        self, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, param_names: Mapping[Tensor, str]
-    ) -> None:
-        """Control another optimizer in place of one."""
-
-    def add_params(self, optimizer: torch.optim.Optimizer, params: list[Any], parent: int, *, warmup_steps: int) -> str:
-        """Give new params a group of their own. parent (int): Index of the group whose rate they follow."""
-
-    def timer(self) -> float:
-        """The start of some work."""
-
-    def took(self, kind: str, started: float) -> None:
-        """Account for the time of some work, of the kind "state_preservation". started (float): From `timer`."""
-
-
 def preserve_optimizer_state(
     optimizer: torch.optim.Optimizer,
     new_model: torch.nn.Module,
@@ -71,7 +50,7 @@ def preserve_optimizer_state(
     *,
     on_growth: Fill = "mean",
     new_params_warmup: int = 100,
-    controller: OptimizerController | None = None,
+    controller: Any = None,
 ) -> torch.optim.Optimizer:
     """Make an optimizer for a new model, with the state of an optimizer for the old one.
 
@@ -93,7 +72,7 @@ def preserve_optimizer_state(
     on_growth (Fill): How to fill new cells: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
     new_params_warmup (int): Steps in which the rate of new params rises, from a hundredth of that tenth. 0: they join
         the group of their nearest relative, at its rate, as do those with relatives that are frozen.
-    controller (OptimizerController | None): The controller of the old optimizer drives the new one from now on: see its
+    controller (LearnRateController | None): The controller of the old optimizer drives the new one from now on: see its
         `replace_optimizer`. Without one, a hook of the new optimizer, its copies and pickles warms up its new params:
         see `warm_up_new_params` for other ones. The first step of the new optimizer gives a warning if the old one has
         a controller.

@@ -1,4 +1,5 @@
-"""One torch optimizer of a TorchOptimizer: it is built, gets its param groups from plan.py, and steps.
+"""One torch optimizer of a TorchOptimizer: it is built, gets its param groups from plan.py, and steps. A group holds
+params with equal settings.
 
 A step updates only the params that have a new gradient. torch skips a param whose `grad` is None; but gradients stay
 between steps, in thinc's buffers and in torch's, so those of all other params are put aside while torch steps.
@@ -8,39 +9,149 @@ Where torch has a fused kernel, most steps call it without torch's `step`: see f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from operator import is_
 from typing import Any, Literal
 
 import torch
 
 from .. import kernels
-from ..algorithms import (
-    Algorithm,
-    Fill,
-    Quantized,
-    StateBeside,
-    collect_beside,
-    fit_param_state,
-    map_tensors,
-    small_matrix,
-)
+from ..algorithms import Algorithm, StateBeside, collect_beside, map_tensors, small_matrix
 from ..errors import ConfigError
 from ..host import is_hooked_after_step, is_hooked_before_step, step
-from ..params import Param
-from ..rates import OptimizerRecord, RateWriter
+from ..params import Param, ParamSettings
+from ..rates import GroupRecord, OptimizerRecord, RateScale, RateWriter
 from ..schedules import current, is_moving
 from ..types import BatchSize
 from .clipping import scale_grads
 from .fused import KERNELS, KernelLists
-from .group import Group
+from .param_states import OF_GROUP, ParamStates
 
-Parts = Sequence[tuple[Group, Sequence[Param]]]
-# The key in a param's state of the algorithm's values of its group: as of the param's last update.
-OF_GROUP = "of_group"
+Key = tuple[Any, ...]
+
 # How torch's classes refuse options, or a param.
 _REFUSALS = (ValueError, TypeError, RuntimeError)
+# Keys of a torch param group that are not state.
+_NO_STATE = ("params", "param_names", "lr", "step")
+
+
+class Group:
+    """A torch param group, and the source of its learning rates: see `core.rates.RateSource`.
+
+    key (tuple): The common values of its params, see `GroupPlan`.
+    params (list[Param]): In the order in which they were added, which is torch's.
+    entry (dict): torch's own dict.
+    owner (BuiltAlgorithm): Its torch optimizer.
+    default_rate (Callable): The learning rate of params without one of their own.
+    label (str): Its label at the writer of rates.
+    frozen_alike (Callable): Returns frozen params that would belong to it.
+
+    Public: `record` (the group as the writer of rates left it), `first_values` (of `own_values`, before the first
+    update), `moving` (the options that schedules move),
+    `accepts_factor` (whether its fused kernel can scale the gradients: with a factor of 32 bits, too few for wider
+    params).
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        params: list[Param],
+        entry: dict[str, Any],
+        owner: BuiltAlgorithm,
+        default_rate: Callable[[], float],
+        label: str,
+        frozen_alike: Callable[[Group], Iterable[Param]],
+    ):
+        self.key = key
+        self.params = params
+        self.entry = entry
+        self.owner = owner
+        self._default_rate = default_rate
+        self._frozen_alike = frozen_alike
+        self.first_values = deepcopy(self.own_values)
+        self.record = GroupRecord(label, self, entry["lr"])
+        self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
+
+    @property
+    def settings(self) -> ParamSettings:
+        """The settings of its params, which differ only in labels."""
+        return self.params[0].settings
+
+    @property
+    def label(self) -> str:
+        """The label of its first param, with a number if several groups have that one."""
+        return self.record.label
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a fused kernel updates its params."""
+        return bool(self.key[1])
+
+    @property
+    def labels(self) -> set[str]:
+        """The labels of its params; several if blocks have equal settings."""
+        return {settings.label for settings in {id(param.settings): param.settings for param in self.params}.values()}
+
+    @property
+    def own_values(self) -> dict[str, Any]:
+        """The algorithm's own values in the group, beside options: the step size that Prodigy found, for example."""
+        settings = self.settings.options
+        return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
+
+    def set_own_values(self, values: Mapping[str, Any]) -> None:
+        """Replace the algorithm's own values."""
+        for name in self.own_values.keys() - values.keys():
+            del self.entry[name]
+        self.entry.update(values)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The own values of algorithms whose groups keep them. Otherwise each param has those of its last update, in
+        its state: params of a group may have been updated at different steps.
+        """
+        return {} if self.owner.algorithm.counts_for_group else self.own_values
+
+    @property
+    def settings_to_share(self) -> Any:
+        """Equal for groups that can share one step size that their algorithm finds."""
+        options = {name: value for name, value in self.entry.items() if name in self.settings.options}
+        return self.entry["lr"], repr(sorted((options | {"weight_decay": None}).items()))
+
+    def set_params(self, params: list[Param]) -> None:
+        """Set its params."""
+        self.params = params
+        self.entry["params"] = [param.tensor for param in params]
+        self.accepts_factor = self.is_fused and not any(param.dtype is torch.float64 for param in params)
+        for param in params:
+            param.group = self
+
+    # ------------------------------------------------------------------ learning rates
+
+    def rate_at(self, step: int) -> float:
+        """The rate of the next step by settings and schedules."""
+        settings = self.settings
+        updates = max(param.steps for param in self.params) if settings.joined_at is not None else 0
+        return settings.rate_at_next_step(self._default_rate(), updates)
+
+    @property
+    def scale(self) -> RateScale:
+        """The effect of rules, or of other code, on the rates. All its params have the same."""
+        return self.params[0].rate_scale
+
+    @scale.setter
+    def scale(self, scale: RateScale) -> None:
+        for param in (*self.params, *self._frozen_alike(self)):
+            param.rate_scale = scale
+        self.note_scale()
+
+    def note_scale(self) -> None:
+        """That of all its params has changed, and is equal again."""
+        self.key = (*self.key[:-1], self.scale)
+
+
+Parts = Sequence[tuple[Group, Sequence[Param]]]
 
 
 class BuiltAlgorithm:
@@ -345,121 +456,6 @@ def _comparable(value: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- building it
-
-
-class ParamStates:
-    """The states in a torch optimizer, by param: read, replaced, and fitted to another tensor or shape.
-
-    optimizer (torch.optim.Optimizer): Any, with the params in its groups.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self._optimizer = optimizer
-        self.optimizer_class = type(optimizer)
-
-    def get(self, param: Param) -> dict[str, Any]:
-        """The state of a param, in torch's form. Empty: none yet. Quantized tensors are dicts of their parts."""
-        state = dict(self._optimizer.state.get(param.tensor, {}))
-        return self._optimizer.to_plain(state) if isinstance(self._optimizer, Quantized) else state
-
-    def put(
-        self,
-        param: Param,
-        state: Mapping[str, Any],
-        *,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        on_growth: Fill = "mean",
-    ) -> None:
-        """Set the state of a param: from a file, or of the param that had its name. Its tensors are copied.
-
-        shape (Sequence[int]), dtype (torch.dtype): Of the param that had this state.
-        on_growth (Fill): How to fill new cells.
-        RAISES (StateError): It does not fit.
-        """
-        self._optimizer.state[param.tensor] = self._fit(param, state, param.tensor, shape, dtype, on_growth, copy=True)
-
-    def of_group(self, param: Param) -> Mapping[str, Any] | None:
-        """The algorithm's values of the param's group at its last update. Params that were updated together have the
-        same object, unless they were loaded since. None: it has none.
-        """
-        values: Mapping[str, Any] | None = self._optimizer.state.get(param.tensor, {}).get(OF_GROUP)
-        return values
-
-    def put_of_group(self, tensors: Sequence[torch.Tensor], values: Mapping[str, Any]) -> None:
-        """Set the values of the group of params that were just updated together."""
-        if values:
-            for tensor in tensors:
-                self._optimizer.state[tensor][OF_GROUP] = values
-
-    def drop(self, param: Param) -> None:
-        """Drop the state of a param."""
-        self._optimizer.state.pop(param.tensor, None)
-
-    def keep_only(self, tensors: Collection[torch.Tensor]) -> None:
-        """Drop the states of all other tensors."""
-        state = self._optimizer.state
-        for tensor in [known for known in state if isinstance(known, torch.Tensor) and known not in tensors]:
-            del state[tensor]
-
-    def add_initial(self, built: torch.optim.Optimizer) -> None:
-        """Add the states that another optimizer of the class made when it was built, as Adagrad does, where there are
-        none.
-        """
-        for tensor, state in built.state.items():
-            if isinstance(tensor, torch.Tensor):
-                self._optimizer.state.setdefault(tensor, state)
-
-    def move(self, param: Param, new: torch.Tensor) -> None:
-        """Move the state of a param to a new tensor of the same shape, on any device, in any memory order."""
-        if param.tensor in self._optimizer.state:
-            state = self.get(param)
-            self.drop(param)
-            self._optimizer.state[new] = self._fit(param, state, new, param.shape, param.dtype)
-
-    def _fit(
-        self,
-        param: Param,
-        state: Mapping[str, Any],
-        tensor: torch.Tensor,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        on_growth: Fill = "mean",
-        *,
-        copy: bool = False,
-    ) -> dict[str, Any]:
-        """State of a param for a tensor: on its device, and in its memory order, as fused kernels need it."""
-        optimizer = self._optimizer
-        if isinstance(optimizer, Quantized):
-            if tuple(shape) == tuple(tensor.shape):
-                state = optimizer.from_plain(state, tensor)
-                return {name: value.clone() if name == "step" else value for name, value in state.items()}
-            state = optimizer.as_floats(state, torch.empty(tuple(shape), dtype=dtype))
-        of_group = {OF_GROUP: state[OF_GROUP]} if OF_GROUP in state else {}
-        fitted = fit_param_state(
-            self.optimizer_class,
-            {name: value for name, value in state.items() if name not in of_group},
-            shape,
-            tensor,
-            on_growth=on_growth,
-            name=param.name,
-            row_size=param.row_size,
-            order=param.order_after(shape),
-            old_dtype=dtype,
-            options=None if param.group is None else param.group.entry,
-        )
-        if isinstance(optimizer, Quantized):
-            return optimizer.quantize(fitted, tensor)
-        fitted |= of_group
-        nested = {name: value for name, value in fitted.items() if not isinstance(value, torch.Tensor)}
-        if nested:
-            fitted |= map_tensors(lambda value: value.to(tensor.device), nested)
-        if not copy:
-            return fitted
-        return {
-            name: value.clone() if isinstance(value, torch.Tensor) else map_tensors(torch.Tensor.clone, value)
-            for name, value in fitted.items()
-        }
 
 
 def build_optimizer(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import is_, itemgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,47 +26,44 @@ Entry = dict[str, Any]
 Lists = list[list[Tensor]]
 
 
-class Kernel(Protocol):
+class Kernel:
     """The fused kernel of an optimizer class.
 
     fused (FusedKernel): Knows which params the kernel accepts.
     counts ("tensors" | "numbers" | None): The type of its state "step".
+    state (tuple[str, ...]): The names of its other state tensors.
     """
 
     fused: kernels.FusedKernel
-    counts: str | None
+    counts: str | None = None
+    state: tuple[str, ...] = ()
 
     def is_wanted(self, entry: Entry) -> bool:
-        """Whether a param group asks for it."""
+        """Whether a param group asks for it. By default as in torch's own classes."""
+        is_plain = not (entry.get("foreach") or entry.get("differentiable") or isinstance(entry["lr"], Tensor))
+        return is_plain and bool(entry.get("fused"))
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
-        """Its state tensors, without "step"."""
+        """As `state`, with the options of a param group."""
+        return self.state
 
-    def call(
-        self, entry: Entry, tensors: list[Tensor], grads: list[Tensor], state: Lists, steps: Any, scale: Tensor | None
-    ) -> None:
+    def call(self, entry: Entry, tensors: Any, grads: Any, state: Lists, steps: Any, scale: Any) -> None:
         """Make one step.
 
         steps (list[Tensor] | int | None): The number of this step, counted from 1; its type is `counts`.
         scale (Tensor | None): Divides gradients.
         """
+        raise NotImplementedError
 
 
-class _OfTorch:
-    """torch's own classes."""
-
-    def is_wanted(self, entry: Entry) -> bool:
-        is_plain = not (entry.get("foreach") or entry.get("differentiable") or isinstance(entry["lr"], Tensor))
-        return is_plain and bool(entry.get("fused"))
-
-
-class _Adam(_OfTorch):
+class _Adam(Kernel):
     fused = kernels.ADAM
-    counts: str | None = "tensors"
+    counts = "tensors"
+    state = ("exp_avg", "exp_avg_sq")
     is_decoupled = False
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if entry["amsgrad"] else []))
+        return (*self.state, *(["max_exp_avg_sq"] if entry["amsgrad"] else []))
 
     def call(self, entry: Entry, tensors: Any, grads: Any, state: Lists, steps: Any, scale: Any) -> None:
         kernels.adam_(
@@ -75,14 +72,10 @@ class _Adam(_OfTorch):
             state,
             steps,
             decoupled=self.is_decoupled or entry.get("decoupled_weight_decay", False),
-            lr=entry["lr"],
             beta1=entry["betas"][0],
             beta2=entry["betas"][1],
-            weight_decay=entry["weight_decay"],
-            eps=entry["eps"],
-            amsgrad=entry["amsgrad"],
-            maximize=entry["maximize"],
             grad_scale=scale,
+            **{name: entry[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")},
         )
 
 
@@ -90,21 +83,18 @@ class _AdamW(_Adam):
     is_decoupled = True  # older torch has no "decoupled_weight_decay" in its groups
 
 
-class _Adagrad(_OfTorch):
+class _Adagrad(Kernel):
     fused = kernels.ADAGRAD
-    counts: str | None = "tensors"
-
-    def state_names(self, entry: Entry) -> tuple[str, ...]:
-        return ("sum",)
+    counts = "tensors"
+    state = ("sum",)
 
     def call(self, entry: Entry, tensors: Any, grads: Any, state: Lists, steps: Any, scale: Any) -> None:
         options = {name: entry[name] for name in ("lr", "lr_decay", "weight_decay", "eps", "maximize")}
         kernels.adagrad_(tensors, grads, state[0], steps, grad_scale=scale, **options)
 
 
-class _SGD(_OfTorch):
+class _SGD(Kernel):
     fused = kernels.SGD
-    counts: str | None = None
 
     def state_names(self, entry: Entry) -> tuple[str, ...]:
         return ("momentum_buffer",) if entry["momentum"] != 0 else ()
@@ -114,30 +104,24 @@ class _SGD(_OfTorch):
         kernels.sgd_(tensors, grads, *state, grad_scale=scale, **{name: entry[name] for name in names})
 
 
-class _OfThinc:
-    """The drop-ins, which are always fused if possible."""
+class _ThincAdam(Kernel):
+    """As the other drop-in, it is always fused if possible."""
+
+    fused = kernels.ADAM
+    counts: str | None = "numbers"
+    state: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def is_wanted(self, entry: Entry) -> bool:
         return True
-
-
-class _ThincAdam(_OfThinc):
-    fused = kernels.ADAM
-    counts: str | None = "numbers"
-
-    def state_names(self, entry: Entry) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
 
     def call(self, entry: Entry, tensors: Any, grads: Any, state: Lists, steps: Any, scale: Any) -> None:
         ThincAdam.step_alike(entry, tensors, grads, state, steps, fused=True)
 
 
-class _ThincSGD(_OfThinc):
+class _ThincSGD(_ThincAdam):
     fused = kernels.SGD
-    counts: str | None = None
-
-    def state_names(self, entry: Entry) -> tuple[str, ...]:
-        return ()
+    counts = None
+    state = ()
 
     def call(self, entry: Entry, tensors: Any, grads: Any, state: Lists, steps: Any, scale: Any) -> None:
         ThincSGD.step_alike(entry, tensors, grads, fused=True)

@@ -21,14 +21,13 @@ import torch
 from ..algorithms import Algorithm
 from ..checks import Section, check_texts
 from ..errors import ConfigError
-from ..params import NamedModel, Param, master_of, unique
+from ..params import NamedModel, Param, ParamSettings, master_of, unique
 from ..rates import RateWriter
 from ..schedules import current
-from ..settings import Cascade, FreezeChange, ParamSettings, RateChange, with_freeze_change, with_rate_change
+from ..settings import Cascade, FreezeChange, RateChange, with_freeze_change, with_rate_change
 from ..types import Key, ParamInfo
-from .built_algorithm import BuiltAlgorithm, build_optimizer, check_options
-from .grads import FrozenGrads
-from .group import Group
+from .built_algorithm import BuiltAlgorithm, Group, build_optimizer, check_options
+from .frozen_grads import FrozenGrads
 
 Chosen = list[tuple[BuiltAlgorithm, list[tuple[Group, Sequence[Param]]]]]
 
@@ -382,8 +381,9 @@ class GroupPlan:
 
     def _rate_to_come(self, param: Param) -> float:
         """The rate of a param at the next step, without the scale of the run."""
-        if param.group is not None:
-            return param.group.record.rate_at(0)
+        group: Group | None = param.group
+        if group is not None:
+            return group.record.rate_at(0)
         scale = param.rate_scale
         if scale.held is not None:
             return scale.held
@@ -411,11 +411,6 @@ class GroupPlan:
         return found
 
     # ------------------------------------------------------------------ for inspection
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The algorithm's options at this step, for params without options of their own."""
-        return {name: current(value) for name, value in self._cascade.candidates[0].options.items()}
 
     def learn_rates(self) -> dict[str, float]:
         """The rate of the last step by label, as in `ParamSettings`; 0 if all params of a label are frozen. Of several

@@ -17,19 +17,15 @@ statistics are restored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from thinc.api import Shim
 
-from ..params import Param, clear_grads, follow_models, round_to_models
-from ..threads import threads_for
-from ..types import BatchSize, ClipBy
-from .buffers import KeptBuffers
-from .clipping import clip_grads, norms_of_grads, total_norm
-from .guard import JOINT, GradGuard, Verdict
-
-if TYPE_CHECKING:
-    from ..trained import TrainedParams
+from .kernels import threads_for
+from .params import Param, clear_grads, follow_models, round_to_models
+from .trained import TrainedParams
+from .types import BatchSize, ClipBy
+from .update import JOINT, GradGuard, KeptBuffers, Verdict, clip_grads, norms_of_grads, total_norm
 
 
 class SplitState(Protocol):

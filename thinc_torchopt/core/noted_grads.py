@@ -1,29 +1,20 @@
-"""Gradients since the last update, and during a training step none of frozen params."""
+"""Gradients since the last update."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 import torch
 from thinc.api import Model, PyTorchShim, Shim
 
-from .. import kernels
-from ..errors import ParamError
-from ..host import grads_of
-from ..params import (
-    Param,
-    ParamTable,
-    clear_grads,
-    compute_in,
-    own_copy,
-    places_in,
-    torch_grads,
-    update_in_calls,
-)
-from ..types import Key, Precision
+from . import kernels
+from .errors import ParamError
+from .host import grads_of
+from .param_table import ParamTable
+from .params import Param, clear_grads, compute_in, own_copy, places_in, torch_grads, update_in_calls
+from .types import Key, Precision
 
 # thinc's way to call an optimizer: key, weights, gradient -> weights, gradient.
 Call = Callable[..., tuple[Any, Any]]
@@ -180,67 +171,3 @@ def _drop_grad(param: Param, callback: Callable[[Any], None] | None) -> None:
     clear_grads([param])
     if callback is not None:
         callback(param.in_form(param.tensor))
-
-
-class FrozenGrads:
-    """Frozen torch params: torch computes no gradients of them inside `stopping`."""
-
-    def __init__(self) -> None:
-        self._is_active = False
-        self._stopped: dict[int, torch.nn.Parameter] = {}
-
-    @contextmanager
-    def stopping(self, params: Iterable[Param]) -> Iterator[None]:
-        """Inside, frozen params have no gradients; afterwards `requires_grad` is as before.
-
-        params (Iterable[Param]): The params that are frozen at first.
-        """
-        if self._is_active:
-            yield
-            return
-        self._is_active = True
-        try:
-            self.stop(params)
-            yield
-        finally:
-            self._resume_all()
-            self._is_active = False
-
-    @contextmanager
-    def put_aside(self) -> Iterator[None]:
-        """Inside, `requires_grad` is as before `stopping`; afterwards params are frozen again."""
-        was_active, stopped = self._is_active, list(self._stopped.values())
-        self._is_active = False
-        self._resume_all()
-        try:
-            yield
-        finally:
-            self._is_active = was_active
-            for source in stopped:
-                self._stop(source)
-
-    @property
-    def ids(self) -> set[int]:
-        """The ids of these params."""
-        return set(self._stopped)
-
-    def stop(self, params: Iterable[Param]) -> None:
-        """Stop gradients of more params."""
-        for param in params:
-            if self._is_active and isinstance(param.source, torch.nn.Parameter) and param.source.requires_grad:
-                self._stop(param.source)
-
-    def stop_only(self, params: Iterable[Param]) -> None:
-        """Stop gradients of these params, and of no others."""
-        self._resume_all()
-        self.stop(params)
-
-    def _stop(self, source: torch.nn.Parameter) -> None:
-        source.requires_grad_(False)
-        source.grad = None
-        self._stopped[id(source)] = source
-
-    def _resume_all(self) -> None:
-        for source in self._stopped.values():
-            source.requires_grad_(True)
-        self._stopped.clear()

@@ -12,25 +12,45 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 
-from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
-from ..host import insertions_into, scaler_of
-from ..labels import lift_labels
-from ..types import Key, OnGrowth
-from .masters import HALF, Half, inherit_master, master_of
-from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
-from .param import Param, ParamRow, is_key_of_shim, is_viewable, own_copy, view_of_param
-from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train, with_component
-from .succession import Released, going_on, shims_of
-
-if TYPE_CHECKING:
-    from ..averages import Averages
-    from ..update import GroupPlan
+from .averages import Averages
+from .errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
+from .host import insertions_into, scaler_of
+from .labels import lift_labels
+from .params import (
+    HALF,
+    Half,
+    KnownNames,
+    KnownPipeline,
+    NamedModel,
+    NamedParam,
+    Param,
+    ParamRow,
+    Places,
+    Released,
+    clean,
+    components_to_train,
+    escape,
+    going_on,
+    is_key_of_shim,
+    is_viewable,
+    master_of,
+    own_copy,
+    places_in,
+    shim_paths,
+    shims_of,
+    torch_params,
+    view_of_param,
+    walk,
+    with_component,
+)
+from .types import Key, OnGrowth
+from .update import GroupPlan
 
 # Options of algorithms that keep small updates of half precision, by rounding at random or by a compensation.
 _KEEPS_SMALL = frozenset({"bf16_stochastic_round", "kahan_sum"})
@@ -513,7 +533,7 @@ class ParamTable:
         if is_of_class and old.row.state:
             param.take_state(old.row, self.on_growth)
         elif old.row.master is not None:
-            inherit_master(param, old.row.master)
+            param.take_master(old.row.master)
         param.steps = old.row.updates
         if self.averages is not None and old.average is not None:
             self.averages.inherit(param, old.average)

@@ -9,9 +9,9 @@ import pytest
 from spacy.util import load_config
 
 from thinc_torchopt import addons
-from thinc_torchopt.core.stability import Tier, tier_of, tiers_in
+from thinc_torchopt.addons.preview.lines import Tier, tier_of, tiers_in
 
-from ..conftest import CONFIGS, ROOT
+from ...conftest import CONFIGS, ROOT
 
 
 def rooms(tier):

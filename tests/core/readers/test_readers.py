@@ -1,0 +1,422 @@
+"""Files of other programs are read with nothing lost: the tests write each form, and compare characters and labels."""
+
+import csv
+import gzip
+import io
+import json
+import zipfile
+
+import pytest
+import spacy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spacy.tokens import Doc, DocBin
+
+from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.readers import Texts, read_docs
+from thinc_torchopt.core.readers.rows import spans_of
+
+NLP = spacy.blank("xx")
+LABELS = ["PER", "Größe", "β", "a b"]
+# Scripts from left and right, emoji, combining marks, and what JSON and CSV write in other ways.
+WORDS = st.text(st.sampled_from("aZé的שم😀🇩é'\"\\-_/,;|\t0"), min_size=1, max_size=6).filter(
+    lambda word: word.strip() == word and "\t" not in word
+)
+
+
+@st.composite
+def annotated(draw):
+    """Words, with entities as (first, last + 1, label), and a category. Each word has a letter that no other has: else
+    nobody could tell whether a browser counted the characters.
+    """
+    words = [chr(0x10400 + i) + word for i, word in enumerate(draw(st.lists(WORDS, min_size=1, max_size=8)))]
+    ents, at = [], 0
+    while at < len(words):
+        end = draw(st.integers(at + 1, len(words)))
+        if draw(st.booleans()):
+            ents.append((at, end, draw(st.sampled_from(LABELS))))
+        at = end
+    return words, ents, draw(st.sampled_from(LABELS))
+
+
+corpora = st.lists(annotated(), min_size=1, max_size=4)
+
+
+def text_and_spans(words, ents):
+    begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
+    return " ".join(words), [(begins[a], begins[b - 1] + len(words[b - 1]), label) for a, b, label in ents]
+
+
+def utf16(text, place):
+    return len(text[:place].encode("utf-16-le")) // 2
+
+
+def lines(rows):
+    return "\n".join(json.dumps(row, ensure_ascii=len(str(row)) % 2 == 0) for row in rows) + "\n"
+
+
+def prodigy(texts):
+    return lines(
+        {"text": text, "spans": [{"start": a, "end": b, "label": c} for a, b, c in spans], "answer": "accept"}
+        for text, spans in texts
+    )
+
+
+def prodigy_with_tokens(texts):
+    rows = []
+    for text, spans in texts:
+        tokens = [{"text": word, "id": i, "ws": True} for i, word in enumerate(text.split(" "))]
+        tokens[-1]["ws"] = False
+        rows.append(
+            {"text": text, "tokens": tokens, "spans": [{"start": a, "end": b, "label": c} for a, b, c in spans]}
+        )
+    return lines(rows)
+
+
+def doccano(texts):
+    return lines(
+        {"id": 1, "text": text, "label": [list(span) for span in spans], "Comments": []} for text, spans in texts
+    )
+
+
+def doccano_objects(texts):
+    rows = [
+        {"text": text, "entities": [{"id": 1, "start_offset": a, "end_offset": b, "label": c} for a, b, c in spans]}
+        for text, spans in texts
+    ]
+    return lines({**row, "relations": []} for row in rows)
+
+
+def label_studio(texts):
+    def result(text, a, b, label):  # a browser counts the two halves of a surrogate pair
+        value = {"start": utf16(text, a), "end": utf16(text, b), "text": text[a:b], "labels": [label]}
+        return {"from_name": "label", "to_name": "text", "type": "labels", "value": value}
+
+    tasks = [
+        {
+            "id": 1,
+            "data": {"text": text},
+            "annotations": [
+                {"was_cancelled": True, "result": []},
+                {"was_cancelled": False, "result": [result(text, *span) for span in spans]},
+            ],
+        }
+        for text, spans in texts
+    ]
+    return json.dumps(tasks, indent=1)
+
+
+def tuples(texts):
+    return json.dumps([[text, {"entities": spans}] for text, spans in texts])
+
+
+def annotator_of_tuples(texts):
+    return json.dumps({"classes": LABELS, "annotations": [[text, {"entities": spans}] for text, spans in texts]})
+
+
+def records(texts):
+    return lines({"text": text, "entities": spans} for text, spans in texts)
+
+
+def table(texts):
+    file = io.StringIO()
+    rows = csv.writer(file)
+    rows.writerow(["id", "text", "start", "end", "label"])
+    for text, spans in texts:
+        rows.writerows([1, text, *span] for span in spans or [("", "", "")])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        *(prodigy, prodigy_with_tokens, doccano, doccano_objects, label_studio),
+        *(tuples, annotator_of_tuples, records, table),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@settings(max_examples=25)
+@given(corpora)
+def test_readers_keep_characters_and_labels(write, encoding, tmp_path_factory, corpus):
+    texts = list(dict((text_and_spans(words, ents)) for words, ents, _ in corpus).items())
+    path = tmp_path_factory.mktemp("x") / "texts"
+    path.write_bytes(write(texts).encode(encoding))
+    # A tokenizer that cuts at white space alone, so each span fits.
+    nlp = spacy.blank("xx")
+    nlp.tokenizer = lambda text: Doc(nlp.vocab, words=text.split(" "), spaces=[True] * text.count(" ") + [False])
+    docs, told = read_docs(nlp, path)
+    found = [(doc.text, [(ent.start_char, ent.end_char, ent.label_) for ent in doc.ents]) for doc in docs]
+    assert found == texts and told.texts == told.annotated == len(texts)
+    assert not told.counts and all(doc.has_annotation("ENT_IOB") for doc in docs)
+
+
+def iob2(words, ents):
+    tags = ["O"] * len(words)
+    for a, b, label in ents:
+        tags[a:b] = [f"B-{label}", *[f"I-{label}"] * (b - a - 1)]
+    return tags
+
+
+def iob1(words, ents):
+    tags, end, before = ["O"] * len(words), 0, None
+    for a, b, label in ents:
+        tags[a:b] = [f"I-{label}"] * (b - a)
+        if end == a and before == label:
+            tags[a] = f"B-{label}"
+        end, before = b, label
+    return tags
+
+
+def biluo(words, ents):
+    tags = iob2(words, ents)
+    for a, b, label in ents:
+        tags[b - 1] = f"L-{label}" if b - a > 1 else f"U-{label}"
+    return tags
+
+
+def bioes(words, ents):
+    return [tag.replace("L-", "E-", 1).replace("U-", "S-", 1) for tag in biluo(words, ents)]
+
+
+SCHEMES = [iob1, iob2, biluo, bioes]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(annotated())
+def test_tags_of_each_scheme(scheme, text):
+    words, ents, _ = text
+    assert list(spans_of(scheme(words, ents))) == ents
+
+
+def columns(corpus, scheme):
+    return "\n".join("".join(f"{w}\t{t}\n" for w, t in zip(words, scheme(words, e))) for words, e, _ in corpus)
+
+
+def conll_2003(corpus, scheme):
+    found = ["-DOCSTART- -X- -X- O\n\n"]
+    for words, ents, _ in corpus:
+        tags = [tag.replace("a b", "c") for tag in scheme(words, ents)]
+        found.append("".join(f"{word} NN I-NP {tag}\n" for word, tag in zip(words, tags)))
+        found.append("\n-DOCSTART- -X- -X- O\n\n")
+    return "".join(found)
+
+
+def hugging_face(corpus, scheme):
+    return lines({"id": "0", "tokens": words, "ner_tags": scheme(words, ents)} for words, ents, _ in corpus)
+
+
+@pytest.mark.parametrize("write", [columns, conll_2003, hugging_face])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@settings(max_examples=25)
+@given(corpora.filter(lambda corpus: any(ents for _, ents, _ in corpus)))
+def test_readers_of_tagged_words(write, scheme, tmp_path_factory, corpus):
+    path = tmp_path_factory.mktemp("x") / "texts"
+    path.write_text(write(corpus, scheme).replace("\n", "\r\n" if len(corpus) % 2 else "\n"), "utf8", newline="")
+    docs, _ = read_docs(NLP, path)
+    one = (lambda label: label.replace("a b", "c")) if write is conll_2003 else str
+    found = [([t.text for t in doc], [(e.start, e.end, e.label_) for e in doc.ents]) for doc in docs]
+    assert found == [(words, [(a, b, one(label)) for a, b, label in ents]) for words, ents, _ in corpus]
+
+
+def classes_of_table(rows):
+    file = io.StringIO()
+    csv.writer(file, delimiter=";").writerows([["Text", "Label"], *rows])
+    return file.getvalue()
+
+
+CLASSES = {
+    "a table": classes_of_table,
+    "doccano": lambda rows: lines({"text": text, "label": [label]} for text, label in rows),
+    "Hugging Face": lambda rows: lines({"text": text, "label": label} for text, label in rows),
+    "Prodigy": lambda rows: lines(
+        {"text": text, "accept": [label], "options": [{"id": one} for one in LABELS], "answer": "accept"}
+        for text, label in rows
+    ),
+    "Label Studio": lambda rows: json.dumps(
+        [
+            {"data": {"mine": text}, "annotations": [{"result": [{"type": "choices", "value": {"choices": [label]}}]}]}
+            for text, label in rows
+        ]
+    ),
+    "flags": lambda rows: "\n".join(
+        [
+            "text\t" + "\t".join(LABELS),
+            *(f"{i}\t" + "\t".join(str(int(one == label)) for one in LABELS) for i, label in rows),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("form", CLASSES)
+@settings(max_examples=25)
+@given(corpora)
+def test_readers_keep_classes(form, tmp_path_factory, corpus):
+    rows = list({" ".join(words): label for words, _, label in corpus}.items())
+    if form == "flags":
+        rows = [(f"text {i}", label) for i, (_, label) in enumerate(rows)]
+    path = tmp_path_factory.mktemp("x") / "texts"
+    path.write_text(CLASSES[form](rows), "utf8", newline="")
+    docs, _ = read_docs(NLP, path)
+    assert [(doc.text, [name for name, value in doc.cats.items() if value]) for doc in docs] == [
+        (text, [label]) for text, label in rows
+    ]
+    assert len({tuple(sorted(doc.cats)) for doc in docs}) == 1
+
+
+TEXT = {"text": "Anna flew to Oslo.", "label": [[0, 4, "PER"]]}
+
+
+def read(tmp_path, content, name="texts", **settings):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
+    docs, told = read_docs(NLP, path, **settings)
+    return docs, list(told.lines())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (lines([TEXT, {"text": "x", "label": [[-1, 2, "X"]]}]), "Spans beyond the text: 1 ('-1 to 2, X'"),
+        (lines([TEXT, {"text": "x", "label": [[0, 9, "X"]]}]), "Spans beyond the text: 1 ('0 to 9, X'"),
+        (lines([TEXT]) + '{"text": "x", "label": [[NaN, 1e999, "X"]]}', "Spans beyond the text: 1 ('nan to inf, X'"),
+        (lines([TEXT, {"text": "x", "label": [[0, 1, None]]}]), "Spans without a label: 1"),
+        (lines([TEXT, {"text": " ", "label": []}]), "Empty texts: 1 ('line 2'"),
+        (lines([TEXT, TEXT]), "Texts that stand there twice: 1 ('Anna flew to Oslo.'"),
+        (lines([TEXT, {**TEXT, "label": []}]), "Texts that stand there twice, annotated in other ways: 1"),
+        (lines([TEXT, 5]), "Texts of another form, or without a text: 1 ('line 2'"),
+        (lines([{**TEXT, "stars": 3}]), "Not used: stars (1)."),
+        (
+            lines([{"text": "a", "spans": []}, {"text": "b", "answer": "reject"}]),
+            "Texts that the annotator rejected or ignored: 1",
+        ),
+        (lines([{"words": ["a"], "tags": ["X", "Y"]}, TEXT]), "Texts whose annotations don't fit them: 1 ('line 1: "),
+        (lines([{**TEXT, "label": [[0, 4, "A"], [0, 9, "B"]]}]), "doc.spans['sc']"),
+        (
+            lines([{"text": "a b c d", "spans": [{"start": 0, "end": 1, "label": "X", "text": "b"}]}]),
+            "Spans whose characters are not those that the file says: 1 (\"'b', found 'a'\"",
+        ),
+        ("EU NNP B-ORG\nx NN O\n", "Not used: column 2 (1)."),
+    ],
+)
+def test_readers_tell_what_does_not_fit(tmp_path, content, said):
+    _, told = read(tmp_path, content)
+    assert any(said in line for line in told), told
+
+
+@pytest.mark.parametrize(("misaligned", "found"), [("expand", ["flew"]), ("contract", []), ("drop", [])])
+def test_readers_of_spans_within_tokens(tmp_path, misaligned, found):
+    docs, told = read(tmp_path, lines([{"text": "Anna flew", "label": [[5, 7, "X"]]}]), misaligned=misaligned)
+    assert [ent.text for ent in docs[0].ents] == found
+    assert any(f"Spans that begin or end within a token ({misaligned}): 1" in line for line in told)
+
+
+def test_readers_keep_the_longest_of_few_overlapping_spans(tmp_path):
+    rows = [{"text": f"{i} x", "label": [[0, len(str(i)), "N"]]} for i in range(150)]
+    docs, told = read(tmp_path, lines([*rows, {"text": "a b", "label": [[0, 1, "A"], [0, 3, "B"]]}]))
+    assert [ent.label_ for ent in docs[-1].ents] == ["B"] and "sc" not in docs[-1].spans
+    assert any(line == "Overlapping spans (the longest stay): 1." for line in told)
+
+
+def test_readers_of_numbers_for_names(tmp_path):
+    row = lines([{"tokens": ["Anna", "flew"], "ner_tags": [1, 0]}])
+    with pytest.raises(ConfigError, match=r"expected names in 'ner_tags', found numbers.*dataset_info\.json"):
+        read(tmp_path, row)
+    about = {"features": {"ner_tags": {"feature": {"names": ["O", "B-PER"]}, "_type": "Sequence"}}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(about))
+    assert [ent.label_ for ent in read(tmp_path, row)[0][0].ents] == ["PER"]
+
+
+def test_readers_of_folders_and_archives(tmp_path):
+    """Also of brat: offsets count both characters of a Windows line end."""
+    folder = tmp_path / "all"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"Anna flew\r\nto Oslo.")
+    (folder / "a.ann").write_text("T1\tPER 0 4\tAnna\nT2\tGPE 14 18\tOslo\nT3\tX 0 4;5 9\tAnna flew\nR1\tOf Arg1:T1\n")
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines([TEXT]).encode()))
+    (folder / "LICENSE").write_text("Do as you like.")
+    (folder / ".hidden").write_text("{")
+    DocBin(docs=[NLP("No.")]).to_disk(folder / "c.spacy")
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for file in folder.iterdir():
+            archive.write(file, f"../../{file.name}")
+    for path in (folder, tmp_path / "all.zip"):
+        docs, told = read_docs(NLP, path)
+        assert [doc.text for doc in docs] == ["Anna flew\r\nto Oslo.", "Anna flew to Oslo.", "No."]
+        assert [(ent.text, ent.label_) for ent in docs[0].ents] == [("Anna", "PER"), ("Oslo", "GPE")]
+        assert told.counts == {"Files of no known form": 1}
+        assert set(told.unused) == {"entities in several parts", "lines that begin with R"}
+    docs, _ = read_docs(NLP, folder / "a.ann")
+    assert len(docs) == 1 and not (tmp_path.parent / "a.txt").exists()
+
+
+def test_readers_of_spacys_older_forms(tmp_path):
+    assert [(e.text, e.label_) for e in read(tmp_path, "I|O like|O New|B-GPE York|I-GPE\n")[0][0].ents] == [
+        ("New York", "GPE")
+    ]
+    tokens = [{"orth": "Anna", "ner": "U-PER", "tag": "N"}, {"orth": "flew", "ner": "O", "tag": "V"}]
+    v2 = [{"id": 0, "paragraphs": [{"raw": "Anna flew", "sentences": [{"tokens": tokens}]}]}]
+    doc = read(tmp_path, json.dumps(v2))[0][0]
+    assert [(t.text, t.tag_, t.ent_type_) for t in doc] == [("Anna", "N", "PER"), ("flew", "V", "")]
+    tree = "1\tIt\tit\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n2\trains\train\tVERB\tVBZ\t_\t0\troot\t_\tSpaceAfter=No\n"
+    docs = read(tmp_path, f"# newdoc\n# text = It rains\n{tree}\n{tree}\n# newdoc\n{tree}\n")[0]
+    assert [len(list(doc.sents)) for doc in docs] == [2, 1] and docs[0][0].dep_ == "nsubj"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("just a text", "expected texts with annotations in a form that is known, found 'just a text'. The nearest: "),
+        ('[{"txt": "a", "ner_tags": 1}]', "found the keys 'ner_tags', 'txt'. The nearest: JSON objects"),
+        ("", "found ''"),
+        ("[]", "found '[]'"),
+        ("5", "found '5'"),
+        (b"\0" * 99, "found a byte at 98 that is not"),
+        (b"\xff\xfe\x00", "expected text in UTF-8 or UTF-16, found a byte at"),
+        ("text,label\ncaf\xe9,x\n".encode("latin-1"), "found a byte at 14 that is not. Save the file as UTF-8"),
+        (
+            lines([TEXT]) + '["a", {"entities": []}]',
+            "expected one form, found JSON objects (1 texts) and spaCy's tuples",
+        ),
+        (lines([TEXT]) + '{"text": "b', 'expected JSON in line 2, found \'{"text": "b\''),
+        ("[" * 100_000, "(maximum recursion depth"),
+        ("text,label\na,b,c\n", "expected 2 cells in row 1, as in the header, found 3"),
+        ("text,x,y\na,b,c\n", "expected a column 'label', or one of 0 and 1 for each label, found 'text', 'x', 'y'"),
+        ("a O\nb B-X\nc\n" + "d O\n" * 20, "expected 2 columns in line 3, as in most lines, found 1"),
+        (b"\x78\x9cxx", "expected spaCy's binary format"),
+        (gzip.compress(lines([TEXT]).encode())[:30], "Is the file damaged, or cut off?"),
+        (b"PK\x03\x04xxxx", "Is the file damaged, or cut off?"),
+        (lines([{"text": "a"}]), "expected annotated texts, found none. 1 text, 0 annotated"),
+        ('{"text": "\\ud800", "label": []}', "Texts whose annotations don't fit them: 1"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, content, said):
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, content)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_that_are_too_large(tmp_path, monkeypatch):
+    """Archives too: zeros of many gigabytes are packed into a few kilobytes."""
+    monkeypatch.setattr("thinc_torchopt.core.readers.files._MOST_OF_FILE", 2_000_000)
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", bytes(3_000_000))
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(3_000_000)))
+    (tmp_path / "long").write_bytes(b"x" * 3_000_000)
+    for name in ("bomb.zip", "bomb.gz", "long"):
+        with pytest.raises(ConfigError, match="expected at most 2 MB, found more"):
+            read_docs(NLP, tmp_path / name)
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read_docs(NLP, tmp_path / "none")
+
+
+def test_texts_is_a_reader_of_files_that_grow(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(lines([TEXT]))
+    reader = Texts(str(path))
+    assert len(list(reader(NLP))) == 1
+    path.write_text(lines([TEXT, {"words": ["a", "b"], "tags": ["X", "Y"]}]))
+    examples = list(reader(NLP))
+    assert [[token.text for token in example.predicted] for example in examples][1] == ["a", "b"]
+    assert examples[0].reference.ents[0].label_ == "PER" and not examples[0].predicted.ents
+    with pytest.raises(ConfigError, match=r"'misaligned' in the block of .*: expected 'expand', 'contract' or 'drop'"):
+        Texts(str(path), misaligned="x")
