@@ -252,14 +252,14 @@ def test_training_check_counts_the_steps_of_epochs(n, epochs, max_steps, size, p
     """As many as spaCy's own batches, whose sizes may grow from epoch to epoch, joined for several processes."""
     batcher = {"@batchers": "spacy.batch_by_sequence.v1", "size": size, "get_length": None}
     examples = texts("train", [True] * n)
-    training = {"max_epochs": epochs, "max_steps": max_steps, "batcher": batcher}
+    nlp, training = spacy.blank("xx"), {"max_epochs": epochs, "max_steps": max_steps, "batcher": batcher}
     if epochs <= 0:
-        assert last_step(training, examples, processes) == max_steps
+        assert last_step(nlp, training, examples, processes) == max_steps
         return
     made = registry.resolve({"batcher": batcher})["batcher"]
-    batches = create_train_batches(spacy.blank("xx"), lambda nlp: examples, made, epochs)
+    batches = create_train_batches(nlp, lambda nlp: examples, made, epochs)
     steps = [*DataStream(batches, processes)]
-    assert last_step(training, examples, processes) == min(len(steps) - 1, max_steps or len(steps))
+    assert last_step(nlp, training, examples, processes) == min(len(steps) - 1, max_steps or len(steps))
 
 
 def test_training_check_tells_of_a_schedule_longer_than_the_epochs():
