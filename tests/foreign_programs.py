@@ -1,6 +1,5 @@
-"""Programs that use spaCy and not this package, each in a process of its own, with its entry points and without them.
-
-Run as a program, it answers requests: see forks.py.
+"""Programs that use spaCy and not this package, each in a process of its own, with its entry points and without them:
+see forks.py.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
-from .forks import ROOT, Program, Server, environment, fork, import_spacy, save_time, serve
+from .forks import ROOT, Program, fork, server
 
 PACKAGE = ROOT / "thinc_torchopt"
 
@@ -45,22 +44,15 @@ class Ended(NamedTuple):
         return {room_of(name) for name in self.modules if "." in name}
 
 
-class Programs:
-    """Runs programs. Closed by `close`."""
+def run(program: Program, folder: Path, *, installed: bool = True, **variables: str) -> Ended:
+    """Run a program in a folder.
 
-    def __init__(self) -> None:
-        self._server = Server("tests.foreign_programs", environment())
-        self.close = self._server.close
-
-    def run(self, program: Program, folder: Path, *, installed: bool = True, **variables: str) -> Ended:
-        """Run a program in a folder.
-
-        installed (bool): With the entry points of this package. variables (str): Of the environment.
-        """
-        return Ended(*self._server.ask(program, str(folder), installed, variables))
+    installed (bool): With the entry points of this package. variables (str): Of the environment.
+    """
+    return Ended(*server().ask("foreign", program, str(folder), installed, variables))
 
 
-def _run(program: Program, folder: str, installed: bool, variables: dict[str, str | None]) -> Ended:
+def fork_foreign(program: Program, folder: str, installed: bool, variables: dict[str, str | None]) -> Ended:
     with TemporaryFile("w+") as found:
         ended = fork(
             program,
@@ -98,9 +90,3 @@ def _replaced() -> Iterator[str]:
             code = getattr(value, "__code__", None)
             if code is not None and code.co_filename.startswith(ours):
                 yield f"{name}.{key}"
-
-
-if __name__ == "__main__":
-    import_spacy()
-    save_time()
-    serve(_run)

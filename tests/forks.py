@@ -159,7 +159,7 @@ def python(program: Program, *arguments: object, check: bool = True) -> subproce
     """
     program, words = _words(program, arguments)
     if FORKS:
-        status, stdout, stderr = _server().ask("run", program, words, str(Path.cwd()), _changed_variables())
+        status, stdout, stderr = server().ask("run", program, words, str(Path.cwd()), _changed_variables())
         run = subprocess.CompletedProcess([program, *words], status, stdout, stderr)
     else:
         run = subprocess.run(_command(program, words), env=_own_process(), capture_output=True, encoding="utf8")
@@ -197,8 +197,8 @@ class Started:
             os.mkfifo(pipe)
         changed = _changed_variables() | (variables or {})
         files = [str(pipe) if stdin else os.devnull, str(self._printed)]
-        self.pid = _server().ask("start", program, words, str(Path.cwd()), changed, *files)
-        self._status = partial(_server().ask, "poll", self.pid)
+        self.pid = server().ask("start", program, words, str(Path.cwd()), changed, *files)
+        self._status = partial(server().ask, "poll", self.pid)
         # Waits for the program to open it.
         self.stdin = pipe.open("wb", buffering=0) if stdin else None
 
@@ -286,10 +286,11 @@ def _environment() -> dict[str, str]:
 
 
 @cache
-def _server() -> Server:
-    server = Server("tests.forks", environment())
-    atexit.register(server.close)
-    return server
+def server() -> Server:
+    """It has imported spaCy, and nothing of this package."""
+    found = Server("tests.forks", environment())
+    atexit.register(found.close)
+    return found
 
 
 def save_time() -> None:
@@ -369,7 +370,9 @@ def _poll(process: int) -> int | None:
 
 
 if __name__ == "__main__":
+    from .foreign_programs import fork_foreign
+
     import_spacy()
     save_time()
-    answers = {"run": _run, "start": _start, "poll": _poll}
+    answers = {"run": _run, "start": _start, "poll": _poll, "foreign": fork_foreign}
     serve(lambda name, *request: answers[name](*request))

@@ -8,7 +8,7 @@ import pytest
 import spacy
 from spacy.tokens import DocBin
 
-from .foreign_programs import Programs, room_of
+from .foreign_programs import room_of, run
 from .models import TOK2VEC, toy_examples, toy_pipeline
 from .spacy_cli import QUICK, flags_of, toy_corpus
 
@@ -18,13 +18,6 @@ PATHS = ["--paths.train", "train.spacy", "--paths.dev", "dev.spacy"]
 TRAIN = ["train", "plain.cfg", *PATHS, *flags_of(QUICK)]
 # Registries in which something is registered, with a name that is in none.
 LISTED = ["architectures", "batchers", "cli", "layers", "loggers", "misc", "readers", "schedules"]
-
-
-@pytest.fixture(scope="module")
-def programs():
-    found = Programs()
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +82,8 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_foreign_programs_are_as_without_us(name, programs, folder):
-    found, without = (programs.run(PROGRAMS[name], folder, installed=installed) for installed in (True, False))
+def test_foreign_programs_are_as_without_us(name, folder):
+    found, without = (run(PROGRAMS[name], folder, installed=installed) for installed in (True, False))
     assert without.modules == [] and without.replaced == []
     assert (found.status, *printed(found)) == (without.status, *printed(without))
     assert found.replaced == [] and found.rooms & HEAVY == set()
@@ -109,18 +102,18 @@ def printed(ended):
 def test_foreign_programs_see_nothing_in_a_new_process():
     """The others fork, after spaCy's command line was imported."""
     code = "import sys, spacy; spacy.blank('en'); print(*(name for name in sys.modules if 'torchopt.' in name))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = {room_of(name) for name in run.stdout.split()}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = {room_of(name) for name in ended.stdout.split()}
     assert found and not found & HEAVY
 
 
 @pytest.mark.parametrize("where", ["file", "overrides", "environment"])
-def test_foreign_programs_become_ours_by_a_name_in_the_config(where, programs, folder):
+def test_foreign_programs_become_ours_by_a_name_in_the_config(where, folder):
     overrides = ["--training.optimizer.@optimizers", "thinc-torchopt.Adam.v1", "--training.optimizer.learn_rte", "0.1"]
     text = (folder / "plain.cfg").read_text()
     ours = text.replace('"Adam.v1"', '"thinc-torchopt.Adam.v1"\nlearn_rte = 0.1')
     (folder / "config.txt").write_text(ours if where == "file" else text)
     typed = ["train", "config.txt", *TRAIN[2:], *(overrides if where == "overrides" else ())]
-    found = programs.run(typed, folder, SPACY_CONFIG_OVERRIDES=" ".join(overrides) if where == "environment" else "")
+    found = run(typed, folder, SPACY_CONFIG_OVERRIDES=" ".join(overrides) if where == "environment" else "")
     assert found.status == 1 and found.stderr.startswith("Error: Can't read [training.optimizer]"), found.stderr
     assert "Did you mean 'learn_rate'?" in found.stderr

@@ -6,7 +6,7 @@
 import textwrap
 from pathlib import Path
 
-from thinc_torchopt.addons.recipes import measurements
+from thinc_torchopt.addons.recipes.measured import measurements
 
 PAGE = Path(__file__).resolve().parents[1] / "which-recipe.md"
 BEGIN = "<!-- Written by `make reference` from measured.yaml. Change it there. -->"

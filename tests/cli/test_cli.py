@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import sys
+from collections import Counter
 from functools import partial
 from io import StringIO
 from itertools import islice, pairwise
@@ -214,7 +215,6 @@ def test_cli_params_text_is_complete_where_there_is_no_terminal(folder):
         "decay",
         "frozen",
     ]
-    assert any(line.split() == ["all", "33", "957,102", "957,102"] for line in lines)
 
 
 def test_cli_params_of_a_trained_model(trained, tmp_path):
@@ -230,10 +230,11 @@ def test_cli_params_of_a_trained_model(trained, tmp_path):
     found = json.loads(spacy_cli("torchopt", "params", model, "--json", *args).stdout)
     assert contents(tmp_path) == before
     nlp = spacy.load(model)
-    trained = {
-        component["component"]: (component["size"], component["trained_size"]) for component in found["components"]
-    }
-    assert trained == {
+    sizes, trained = Counter(), Counter()
+    for param in found["params"]:
+        sizes[param["component"]] += param["size"]
+        trained[param["component"]] += param["size"] if param["frozen_until"] is not None else 0
+    assert {name: (size, trained[name]) for name, size in sizes.items()} == {
         name: (size := sum(param.size for param, _ in slots(proc.model)), size if name == "tok2vec" else 0)
         for name, proc in nlp.pipeline
     }
@@ -266,10 +267,8 @@ def test_cli_params_of_torch_modules(folder):
     assert [(param["shape"], param["frozen"], param["group"]) for param in frozen] == [
         ([96], "requires_grad = false", None)
     ]
-    assert (
-        sum(component["trained_size"] for component in found["components"])
-        == sum(param["size"] for param in found["params"]) - 96
-    )
+    sizes = [param["size"] for param in found["params"] if param["frozen_until"] is not None]
+    assert sum(sizes) == sum(param["size"] for param in found["params"]) - 96
 
 
 def test_cli_params_shows_all_patterns_that_match_nothing(folder):

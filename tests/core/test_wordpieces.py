@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from spacy.tokens import Doc
 from thinc.api import fix_random_seed
 
+from thinc_torchopt.core import wordpieces
 from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.wordpieces import KeptWordpieces, keep_wordpieces
 
@@ -23,8 +24,8 @@ from ..runs import digests, run
 
 transformers = pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
 NLP = spacy.blank("en")
-LETTERS = st.text("abcdefgh .,-'\n\tÀéßяя字😀", max_size=40)
-TEXTS = st.lists(LETTERS | st.sampled_from(["", "ab ab", "[PAD] a"]), max_size=5)
+LETTERS = st.text("abcdefgh .,-'\n\tÀéßя字😀e\u0301\u200dאע", max_size=40)
+TEXTS = st.lists(LETTERS | st.sampled_from(["", "ab ab", "[PAD] a", "  a [SEP]  [MASK]b"]), max_size=5)
 
 
 def theirs(tokenizer, spans):
@@ -77,26 +78,24 @@ def test_wordpieces_are_theirs(batches, window, stride, name, side, at_most):
 
 
 def test_wordpieces_of_known_texts_are_not_read_again(monkeypatch):
-    from spacy_transformers.layers import transformer_model
-
-    calls = []
-    tokenize = transformer_model.huggingface_tokenize
-    monkeypatch.setattr(
-        transformer_model, "huggingface_tokenize", lambda *given: calls.append(given[1]) or tokenize(*given)
-    )
+    calls, encode, tokenize = [], wordpieces._encode, wordpieces._tokenize
+    monkeypatch.setattr(wordpieces, "_encode", lambda *given: calls.append(given[1]) or encode(*given))
+    # In a call, the tokenizer takes the padding that it is saved with.
+    monkeypatch.setattr(wordpieces, "_tokenize", lambda *given: calls.append("call") or tokenize(*given))
     kept, tokenizer = KeptWordpieces(at_most=11), tokenizer_of("bert")
     docs = [NLP(text) for text in ("ab cde", "ab cde", "cde ab cde")]
-    padding = ["a"]  # a call in which the tokenizer takes the padding that it is saved with
-    for batch, expected in [(docs, ["ab cde", "cde ab cde"]), (docs[:2], padding), ([docs[0].copy()], padding)]:
-        kept.read(tokenizer, [[doc[:]] for doc in batch])
-        assert calls == [expected]
+
+    def texts_read(*spans, tokenizer=tokenizer):
         calls.clear()
-    kept.read(tokenizer, [[docs[0][:1]]])  # another span of a known text, for which there is no room
-    kept.read(tokenizer, [[docs[0][:1]]])
-    assert calls == [["ab"], ["ab"]]
-    calls.clear()
-    kept.read(copy.deepcopy(tokenizer), [[docs[0][:]]])  # a state that was loaded brings another tokenizer
-    assert calls == [["ab cde"]]
+        kept.read(tokenizer, [[span] for span in spans])
+        assert calls.count("call") == 1 and tokenizer.backend_tokenizer.padding is not None
+        return [text for call in calls if call != "call" for text in call]
+
+    assert texts_read(*(doc[:] for doc in docs)) == ["ab cde", "cde ab cde"]
+    assert texts_read(docs[0][:], docs[1][:]) == texts_read(docs[0].copy()[:]) == []
+    part = docs[0][:1]  # another span of a known text, for which there is no room
+    assert texts_read(part) == texts_read(part) == ["ab"]
+    assert texts_read(docs[0][:], tokenizer=copy.deepcopy(tokenizer)) == ["ab cde"]  # from a state that was loaded
 
 
 def pipeline(folder):

@@ -189,7 +189,8 @@ def _on_hosts(function):
     def run(*args, **kwargs):
         hosts, named = [_host(arg) for arg in args], {key: _host(value) for key, value in kwargs.items()}
         found = function(*hosts, **named)
-        _count(getattr(function, "__name__", "ufunc"), found, *hosts, *named.values())
+        owner = getattr(function, "__self__", None)
+        _count(getattr(function, "__name__", "ufunc"), found, *hosts, *named.values(), owner)
         given = next(
             (arg for arg in (*args, kwargs.get("out")) if isinstance(arg, ndarray) and arg.host is found), None
         )

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from . import cupy
-from .waits import waits
+from .waits import operations, waits
 
 HOST = numpy.arange(6, dtype="f").reshape(2, 3)
 
@@ -87,6 +87,27 @@ def test_waits_are_counted(there):
         there.tolist()
         there * there + cupy.zeros((3,))
     assert found == {"get": 1, "float": 1, "bool": 1, "item": 1, "tolist": 1}
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda x: x * 2 + 1, 2),
+        (lambda x: cupy.sqrt(x), 1),
+        (lambda x: x[x > 2], 2),
+        (lambda x: operator.isub(x, 1), 1),
+        (lambda x: x.fill(0), 1),
+        (lambda x: cupy.array(HOST), 1),
+        (lambda x: x[1:].reshape(-1).T, 0),
+        (lambda x: cupy.empty(3), 0),
+        (lambda x: cupy.asarray(x), 0),
+    ],
+)
+def test_operations_are_counted(there, compute, expected):
+    """Views and new memory are none."""
+    with operations() as found:
+        compute(there)
+    assert sum(found.values()) == expected, found
 
 
 def test_copies(there):

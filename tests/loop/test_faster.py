@@ -37,7 +37,7 @@ def update(nlp, examples, *, times, **arguments):
     fast, losses = Faster(nlp, keeps=True), {}
     fix_random_seed(1)
     for _ in range(times):
-        fast.update(examples, drop=0.1, losses=losses, exclude=[], **{"annotates": [], **arguments})
+        fast.update(examples, drop=0.1, losses=losses, **{"exclude": [], "annotates": [], **arguments})
         with optimizer.joint_step(None, epoch=0):
             for _, proc in nlp.pipeline:
                 if hasattr(proc, "finish_update"):

@@ -1,4 +1,4 @@
-"""What a command reads from its arguments: overrides, the user's code, the pipeline and its optimizer."""
+"""Overrides, code of the user, the pipeline and its optimizer, as the arguments of a command name them."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from spacy.attrs import IDS, ORTH, SPACY
 from spacy.tokens import Doc, Span
 from spacy.training import Example
 
@@ -19,7 +20,6 @@ T = TypeVar("T")
 # Words of all kept examples, of both texts of each: up to 180 bytes each. Others are read again each time: dropping the
 # oldest would find nothing, as texts come in rounds.
 _WORDS = 4_000_000
-_TOKENS = ("ORTH", "SPACY")
 
 
 class KeptExample(Example):
@@ -32,16 +32,21 @@ class KeptExample(Example):
         super().__init__(predicted, reference)
         # By function and arguments: the fingerprint, and the answer.
         self._answers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._fingerprints: dict[tuple[Any, ...], tuple[int, int]] = {}
+
+    def begin_update(self) -> None:
+        """The texts may have changed. Within an update they don't."""
+        self._fingerprints = {}
 
     def get_aligned(self, field: str, as_string: bool = False) -> Any:
-        return list(self._answer(super().get_aligned, field, as_string, reads=(field,)))
+        return list(self.answer(super().get_aligned, field, as_string, reads=(field,)))
 
     def get_aligned_parse(self, projectivize: bool = True) -> Any:
-        heads, labels = self._answer(super().get_aligned_parse, projectivize, reads=("HEAD", "DEP"))
+        heads, labels = self.answer(super().get_aligned_parse, projectivize, reads=("HEAD", "DEP"))
         return list(heads), list(labels)
 
     def get_aligned_ents_and_ner(self) -> tuple[list[Span], list[str]]:
-        entities, tags = self._answer(super().get_aligned_ents_and_ner, reads=("ENT_IOB", "ENT_TYPE"))
+        entities, tags = self.answer(super().get_aligned_ents_and_ner, reads=("ENT_IOB", "ENT_TYPE"))
         return list(entities), list(tags)
 
     def get_aligned_ner(self) -> list[str]:
@@ -53,9 +58,9 @@ class KeptExample(Example):
         if len(spans) != 1 or (spans[0].start, spans[0].end) != (0, len(self.x)):
             return super().get_aligned_spans_x2y(spans, allow_overlap)
         [whole], align = spans, super().get_aligned_spans_x2y
-        return list(self._answer(_of_whole, align, whole, allow_overlap, key=(whole.label, allow_overlap)))
+        return list(self.answer(_of_whole, align, whole, allow_overlap, key=(whole.label, allow_overlap)))
 
-    def _answer(
+    def answer(
         self, compute: Callable[..., T], *arguments: Any, reads: Sequence[str] = (), key: tuple[Any, ...] | None = None
     ) -> T:
         """The answer of a function. reads (Sequence[str]): The attributes of the reference's tokens that it depends on.
@@ -63,21 +68,23 @@ class KeptExample(Example):
         key (tuple | None): Stands for the arguments. None: they are their own.
         """
         place = compute.__name__, *(arguments if key is None else key)
-        fingerprint = _fingerprint(self.x), _fingerprint(self.y, *reads)
+        fingerprint = self._fingerprint(self.x), self._fingerprint(self.y, *reads)
         found = self._answers.get(place)
         if found is None or found[0] != fingerprint:
             found = self._answers[place] = fingerprint, compute(*arguments)
         answer: T = found[1]
         return answer
 
+    def _fingerprint(self, doc: Doc, *fields: str) -> tuple[int, int]:
+        key = doc is self.x, *fields
+        if key not in self._fingerprints:
+            values = doc.to_array([ORTH, SPACY, *(IDS.get(field, field) for field in fields)])
+            self._fingerprints[key] = len(values), hash(values.tobytes())
+        return self._fingerprints[key]
+
 
 def _of_whole(align: Callable[..., list[Span]], whole: Span, allow_overlap: bool) -> list[Span]:
     return align([whole], allow_overlap)
-
-
-def _fingerprint(doc: Doc, *fields: str) -> tuple[int, int]:
-    values = doc.to_array([*_TOKENS, *fields])
-    return len(values), hash(values.tobytes())
 
 
 class KeptExamples:
@@ -97,6 +104,7 @@ class KeptExamples:
     def _kept(self, example: Example) -> Example:
         original, kept = self._of.get(id(example), (None, None))
         if original is example and kept is not None and kept.x is example.x and kept.y is example.y:
+            kept.begin_update()
             return kept
         kept = KeptExample(example.x, example.y)
         if (size := len(example.x) + len(example.y)) <= self._room:

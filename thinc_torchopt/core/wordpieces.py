@@ -2,11 +2,12 @@
 
 spacy-transformers tokenizes each text again whenever the transformer reads it, and aligns it again: for a tagger, that
 is half of the time that a step takes beside torch's module. `KeptWordpieces` takes the place of its layer's forward
-function. New texts are read by spacy-transformers' own functions. Their results are kept for each text, and batches are
-put together from them: the same to the bit, with the same padding.
+function. New texts are encoded without a loop over their wordpieces, and aligned with arrays. The results are kept for
+each text, and batches are put together from them: the same to the bit, with the same padding.
 
 SOURCE: spacy_transformers/layers/transformer_model.py (1.4.0), `forward` and `huggingface_tokenize`; data_classes.py,
-    `WordpieceBatch.from_batch_encoding`; align.pyx, `get_alignment_via_offset_mapping`.
+    `WordpieceBatch.from_batch_encoding`; align.pyx, `get_alignment_via_offset_mapping`;
+    transformers/tokenization_utils_fast.py (4.56), `PreTrainedTokenizerFast._batch_encode_plus`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import update_wrapper
 from typing import Any
 
 import numpy
+from spacy.attrs import LENGTH, ORTH, SPACY
 from spacy.language import Language
 from spacy.tokens import Doc, Span
 from thinc.api import Model
@@ -68,7 +70,7 @@ class KeptWordpieces:
         self._at_most = self._room = at_most
         self._tokenizer: Any = None
         self._texts: dict[Any, _Text] = {}
-        self._strings: dict[str, str] = {}
+        self._strings: dict[int, str] = {}
 
     def __call__(self, model: Any, docs: Sequence[Doc], is_train: bool) -> tuple[Any, Callable[..., Any]]:
         from spacy_transformers.data_classes import FullTransformerBatch
@@ -103,7 +105,7 @@ class KeptWordpieces:
     def read(self, tokenizer: Any, spans: Sequence[Sequence[Span]]) -> tuple[Any, Ragged]:
         """The wordpieces of texts, and their alignment, before anything is cut. spans: Of each text."""
         if tokenizer is not self._tokenizer:  # a state that was loaded brings another
-            self._tokenizer, self._texts, self._room = tokenizer, {}, self._at_most
+            self._tokenizer, self._texts, self._strings, self._room = tokenizer, {}, {}, self._at_most
         of_docs = [of_doc for of_doc in spans if of_doc]
         keys = [_key(of_doc) for of_doc in of_docs]
         new = {key: of_doc for key, of_doc in zip(keys, of_docs) if key not in self._texts}
@@ -126,43 +128,69 @@ def _tokenize(tokenizer: Any, texts: list[str]) -> Any:
 
 
 def _key(spans: Sequence[Span]) -> tuple[Any, ...]:
-    words = spans[0].doc.to_array(["ORTH", "SPACY"])
+    words = spans[0].doc.to_array([ORTH, SPACY])
     return words.tobytes(), *((span.start, span.end) for span in spans)
 
 
-def _read(tokenizer: Any, spans: Sequence[Sequence[Span]], known: dict[str, str]) -> list[_Text]:
-    """Read texts by spacy-transformers' functions. spans: Of each text, at least one. known: Strings to share."""
-    from spacy_transformers.align import get_alignment_via_offset_mapping
-    from spacy_transformers.data_classes import WordpieceBatch
-
-    flat = [span for of_doc in spans for span in of_doc]
-    encoding = _tokenize(tokenizer, [span.text for span in flat])
-    batch = WordpieceBatch.from_batch_encoding(encoding)
-    align = get_alignment_via_offset_mapping(flat, encoding["offset_mapping"])
-    width = batch.input_ids.shape[1]
-    sizes = batch.attention_mask.sum(axis=1).astype("i").tolist()
-    begins = [width - size if _pads_left(tokenizer) else 0 for size in sizes]
-    used = [slice(begin, begin + size) for begin, size in zip(begins, sizes)]
-    before = numpy.concatenate([[0], numpy.cumsum(align.lengths)])  # pairs before each token
-    found, row, token = [], 0, 0
+def _read(tokenizer: Any, spans: Sequence[Sequence[Span]], known: dict[int, str]) -> list[_Text]:
+    """Read texts: those of spans, of at least one for each text. known: Strings of wordpieces, by their ids."""
+    encodings = iter(_encode(tokenizer, [span.text for of_doc in spans for span in of_doc]))
+    found = []
     for of_doc in spans:
-        rows = range(row, row + len(of_doc))
-        next_token = token + len(of_doc[0].doc)
-        places = numpy.asarray(align.dataXd[before[token] : before[next_token]]) - row * width
-        of_rows, columns = numpy.divmod(places, width)
+        rows = [next(encodings) for _ in of_doc]
+        ids = [numpy.array(row.ids, dtype="int64") for row in rows]
+        if new := list({one for row in rows for one in row.ids} - known.keys()):
+            known.update(zip(new, tokenizer.convert_ids_to_tokens(new)))
+        strings = [[known[one] for one in row.ids] for row in rows]
+        tokens, at_rows, columns = _align(of_doc, [row.offsets for row in rows])
+        has_types = "token_type_ids" in tokenizer.model_input_names
         found.append(
             _Text(
-                ids=[batch.input_ids[i, used[i]] for i in rows],
-                types=None if batch.token_type_ids is None else [batch.token_type_ids[i, used[i]] for i in rows],
-                strings=[[known.setdefault(one, one) for one in batch.strings[i][used[i]]] for i in rows],
-                lengths=batch.lengths[row : rows.stop],
-                rows=of_rows.astype("i"),
-                columns=(columns - numpy.array(begins[row : rows.stop])[of_rows]).astype("i"),
-                counts=align.lengths[token:next_token],
+                ids=ids,
+                types=[numpy.array(row.type_ids, dtype="int64") for row in rows] if has_types else None,
+                strings=strings,
+                lengths=[len(row) - row.count(tokenizer.pad_token) for row in strings],
+                rows=at_rows,
+                columns=columns,
+                counts=numpy.bincount(tokens, minlength=len(of_doc[0].doc)).astype("i"),
             )
         )
-        row, token = rows.stop, next_token
     return found
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> Any:
+    """The tokenizer's own encodings, without padding."""
+    _tokenize(tokenizer, ["a"])  # sets all else that a call sets
+    backend = tokenizer.backend_tokenizer
+    padding = backend.padding
+    backend.no_padding()
+    try:
+        return backend.encode_batch(texts)
+    finally:
+        backend.enable_padding(**padding)
+
+
+def _align(spans: Sequence[Span], offsets: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Align the tokens of a text with wordpieces: with those that have one of its characters, or the space behind it.
+
+    spans (list): Of the text. offsets (list): For each span, the first character and the end of each wordpiece.
+    RETURNS (tuple): Tokens, and the span and place of their wordpieces, sorted. Shapes: (pairs,).
+    """
+    sizes, spaces = spans[0].doc.to_array([LENGTH, SPACY]).astype("int64").T
+    begins = numpy.cumsum(sizes + spaces) - sizes - spaces
+    pairs, width = [], max(map(len, offsets))
+    for row, (span, places) in enumerate(zip(spans, offsets)):
+        first, end = numpy.array(places, dtype="int64").reshape((-1, 2)).T
+        n_chars = (end - first).clip(0)
+        pieces = numpy.repeat(numpy.arange(len(places)), n_chars)
+        chars = numpy.arange(len(pieces)) + numpy.repeat(first - numpy.cumsum(n_chars) + n_chars, n_chars)
+        chars += begins[span.start]
+        tokens = numpy.searchsorted(begins[: span.end], chars, side="right") - 1
+        is_of_token = chars <= begins[tokens] + sizes[tokens]
+        pairs.append(((tokens * len(spans) + row) * width + pieces)[is_of_token])
+    tokens, places = numpy.divmod(numpy.unique(numpy.concatenate(pairs)), len(spans) * width)
+    rows, columns = numpy.divmod(places, width)
+    return tokens, rows.astype("i"), columns.astype("i")
 
 
 def _batch(tokenizer: Any, texts: Sequence[_Text]) -> tuple[Any, Ragged]:

@@ -17,6 +17,8 @@ from spacy.training import Example
 
 from ..core.parser_backprop import batch_backprop_on_gpu
 from ..core.truths import KeptExamples
+from ..core.whole_batches import whole_batches
+from ..core.word_losses import word_losses
 from ..core.wordpieces import keep_wordpieces
 from .events import Control, EpochBegin, StepBegin
 
@@ -69,8 +71,9 @@ class Faster:
             nlp.update(list(examples), sgd=False, exclude=exclude, annotates=annotates, **arguments)  # type: ignore[arg-type]
             return
         kept = self._kept.of(examples)
-        for proc in called:
-            proc.update(kept, sgd=None, **arguments)
+        with whole_batches(nlp), word_losses(called):
+            for proc in called:
+                proc.update(kept, sgd=None, **arguments)
 
     def on_epoch_begin(self, event: EpochBegin, control: Control) -> None:
         """Let the garbage collector leave alone what is there now: the corpus, the pipeline, and the answers

@@ -147,11 +147,10 @@ def test_each_text_is_tokenized_once(monkeypatch):
 
 
 def test_slow_tokenizer(tmp_path):
-    from transformers import BertTokenizer
-
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     fast = tokenizer_of("bert")
     (tmp_path / "vocab.txt").write_text("\n".join(sorted(fast.vocab, key=fast.vocab.get)))
-    slow = BertTokenizer(str(tmp_path / "vocab.txt"))
+    slow = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
     docs = [NLP(text) for text in ("ab cde", "", "abcd, fgh.")]
     whole = [RowCounter(one, lambda docs: [[doc[:]] for doc in docs], 40)(docs) for one in (slow, fast)]
     assert not slow.is_fast and whole[0] == whole[1]

@@ -101,21 +101,21 @@ class Machine(RuleBasedStateMachine):
     @rule(after=st.integers(0, 5))
     def run_and_be_killed_while_it_saves(self, after):
         """After rows were written, before the state was."""
-        from thinc_torchopt.addons.streams import learner
+        from thinc_torchopt.addons.streams import state
 
-        count, original = itertools.count(), learner.write_folder
+        count, original = itertools.count(), state.write_folder
 
         def write_folder(path, tree):
             if next(count) >= after % 3:
                 raise KeyboardInterrupt
             original(path, tree)
 
-        learner.write_folder = write_folder
+        state.write_folder = write_folder
         try:
             with contextlib.suppress(KeyboardInterrupt):
                 learn(self.model, self.stream, self.output, **self.options)
         finally:
-            learner.write_folder = original
+            state.write_folder = original
 
     @rule()
     def run_without_skipping(self):

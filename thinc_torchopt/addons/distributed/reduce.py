@@ -1,4 +1,4 @@
-"""Sum the gradients of all ranks: the implementation of `gradients.Reduce`.
+"""Sum the gradients of all ranks: the implementation of `core/step.py`, `Reduce`.
 
 All values that ranks exchange at a step are in one flat tensor, which is summed over the ranks at once. Each rank takes
 part at each step, also after an error:
@@ -99,7 +99,7 @@ class FlatReduce:
     def __call__(
         self, params: Sequence[Param], known: Sequence[Param], spoiled_by: Exception | None
     ) -> tuple[list[Param], Exception | None]:
-        """See `gradients.Reduce`. RAISES (DistributedError): A rank is gone, or has other params or data."""
+        """See `core/step.py`, `Reduce`. RAISES (DistributedError): A rank is gone, or has other params or data."""
         trained = sorted((param for param in known if param.group is not None), key=lambda param: param.name)
         self.notes["spoiled"] = float(spoiled_by is not None)
         layout = self._layout

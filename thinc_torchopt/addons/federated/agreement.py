@@ -7,13 +7,15 @@ a label, a feature of the tokenizer, a vector.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spacy.language import Language
 
 from ...core.errors import ConfigError
 from ...loop.config_check import collect_identity, collect_values
-from .weights import Weights
+
+if TYPE_CHECKING:  # configs name the block, and weights take the optimizer
+    from .weights import Weights
 
 # Settings of the pipeline that may differ, as they don't affect training.
 _MAY_DIFFER = ("nlp.batch_size", "nlp.before_", "nlp.after_")

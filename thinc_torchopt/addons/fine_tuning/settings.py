@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
 from spacy.tokens import Doc
 from spacy.training.loop import DIR_MODEL_BEST
@@ -17,7 +17,6 @@ from ...core.checks import Section
 from ...core.host import forward_of, swap_forward
 from ...core.log import inform
 from ...loop.events import Control, StepBegin, TrainBegin, TrainEnd
-from ...loop.run import Run
 from .batches import run_at_once, run_in_parts, runs_in_parts
 from .modules import attending, check_attention, check_checkpointing, checkpointing
 from .transformers import check_transformers, names_to_freeze, trained_transformers, transformers_of
@@ -33,6 +32,9 @@ from .windows import (
     strided_spans,
     windows_of_words,
 )
+
+if TYPE_CHECKING:  # and not before a run begins: it takes the optimizer
+    from ...loop.run import Run
 
 _SECTION = Section("[training.optimizer.fine_tuning]")
 _ATTENTION = (None, "eager", "sdpa", "flash_attention_2")

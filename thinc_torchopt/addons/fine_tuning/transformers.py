@@ -22,8 +22,6 @@ from ...core.host import module_of
 if TYPE_CHECKING:
     import torch
 from ...core.checks import Section
-from ...core.params import walk_pipeline
-from ...core.settings import layers_of
 
 BLOCK = "[training.optimizer.fine_tuning]"
 # Hugging Face's tokenizers have a huge number where they know no limit.
@@ -141,6 +139,10 @@ def names_to_freeze(nlp: Language, exclude: Collection[str], layers: int) -> lis
     exclude (Collection[str]): Components that are not trained. layers (int): How many of each transformer are frozen.
     RAISES (ConfigError): One has fewer.
     """
+    # When a run begins, and not when a registry lists what is in this room.
+    from ...core.params import walk_pipeline
+    from ...core.settings import layers_of
+
     shims = {id(found.shim): found.component for found in transformers_of(nlp, exclude)}
     found: list[str] = []
     for model in walk_pipeline(nlp):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import sha256
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from confection import Config
 from spacy.language import Language
@@ -30,16 +30,18 @@ from ...core.compat import check_opacus
 from ...core.errors import ConfigError
 from ...core.launched import is_launched
 from ...core.log import inform
-from ...core.optimizer import TorchOptimizer
 from ...core.schema import Count, NotNegative, read, write
 from ...core.types import Accountant
 from ...loop.config_check import collect_values
 from ...loop.data_stream import Batches, DataStream, batches_of, checksums_of
 from ...loop.events import Control, Evaluate, Log, PreOptimizerStep, StepEnd, TrainBegin
-from ...loop.run import Run
 from .accounting import Account, least_noise, most_steps
 from .book import Book, check_layers
 from .noise import Noise
+
+if TYPE_CHECKING:  # and not before a run begins: it takes the optimizer
+    from ...core.optimizer import TorchOptimizer
+    from ...loop.run import Run
 
 BLOCK = "[training.optimizer.privacy]"
 PRIVACY = Section(BLOCK)
