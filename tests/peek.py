@@ -46,7 +46,8 @@ def as_thincs(optimizer: Optimizer) -> tuple[float, ...]:
     """Rate, betas, eps and decay of an Adam at this step: ours, or thinc's."""
     if not isinstance(optimizer, TorchOptimizer):
         return optimizer.learn_rate, optimizer.b1, optimizer.b2, optimizer.eps, optimizer.L2
-    return optimizer.learn_rate, *option_of(optimizer, "betas"), option_of(optimizer, "eps"), decay_of(optimizer)
+    eps = current(optimizer._cascade.candidates[0].options.get("eps", 0.0))
+    return optimizer.learn_rate, optimizer.b1, optimizer.b2, eps, decay_of(optimizer)
 
 
 def decay_of(optimizer: TorchOptimizer) -> float:

@@ -316,7 +316,7 @@ class TorchOptimizer(Optimizer):
             self._check_named(nlp, exclude, walked)
 
     def _check_named(self, nlp: Language, exclude: Collection[str], walked: Iterable[NamedModel]) -> None:
-        """What follows once the params have names."""
+        """Lift labels, tell attachments, and check the precision, once the params have names."""
         self._trained.table.lift_labels()
         for attachment in self.attachments.values():
             attachment.named(self, nlp, exclude)
