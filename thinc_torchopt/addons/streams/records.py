@@ -81,7 +81,7 @@ def _has_text(record: Mapping[str, Any]) -> bool:
 
 
 def row_of(record: Mapping[str, Any], place: str) -> Row:
-    """What a record says. RAISES (StreamError): Its annotations have a form that nobody reads."""
+    """Read the annotations of a record. RAISES (StreamError): Its annotations have a form that nobody reads."""
     try:
         return readers.read_record(record, place)
     except Exception as error:  # of a file that another program has written

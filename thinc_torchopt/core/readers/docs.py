@@ -1,4 +1,4 @@
-"""Docs from the rows of a file, and an account of what did not fit."""
+"""Docs from the rows of a file, and an account of all that did not fit."""
 
 from __future__ import annotations
 

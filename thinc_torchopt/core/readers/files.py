@@ -66,7 +66,7 @@ class File:
 
     @cached_property
     def records(self) -> list[tuple[str, Any]]:
-        """The values of a file of JSON, with their places: of one array, or of each line. Empty: it is no JSON.
+        """The values of a file of JSON, with their places: of one array, or of each line. Empty: it is not JSON.
 
         RAISES (ConfigError): It begins as JSON, and has an error.
         """
@@ -122,7 +122,7 @@ def read_files(path: Path) -> list[File]:
 
 
 def _contents_of(path: Path) -> Iterator[tuple[str, bytes]]:
-    """What is in a file: itself, or the files of an archive. Nothing is written, so no name can lead anywhere."""
+    """The content of a file: itself, or the files of an archive. Nothing is written, so no name can lead anywhere."""
     name = path.as_posix()
     try:
         with path.open("rb") as file:

@@ -106,7 +106,7 @@ def _rows_of_values(file: File, form: Form) -> Iterator[Row]:
 
 
 def _no_form(file: File) -> str:
-    """What to say about a file of no form: the three nearest, by the words of their description that it has."""
+    """The error for a file of no form: the three nearest, by the words of their description that it has."""
     here = file.text[:5_000]
     keys = {f"'{key}'" for _, value in file.records[:50] if isinstance(value, dict) for key in value}
     keys |= {f"'{name.lower()}'" for name in tables.names_of(file)} if not file.records else set()

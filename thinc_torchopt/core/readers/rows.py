@@ -35,7 +35,7 @@ class Row:
     classes (set | None): The categories that hold. Those of the file's other texts do not.
     given (dict): Annotations under the keys of spaCy's `Example.from_dict`.
     doc (Doc | None): The text, as one of spaCy's own readers gives it.
-    left_out (str): Why nothing of it is used. Empty: it is used.
+    left_out (str): Why it is not used. Empty: it is.
     unused (list): What else is there, and is not used.
     """
 
