@@ -1,4 +1,4 @@
-"""The trained components, and their labels: their scores, and how often they are annotated, predicted, and predicted rightly.
+"""The trained components, and their labels: scores, and how often each is annotated, predicted, and predicted rightly.
 
 *kind*: a kind of annotation, as the names of spaCy's scores begin: "ents", "spans_sc", "cats", "tag", "pos", "morph",
 "lemma", "dep", "sents".
