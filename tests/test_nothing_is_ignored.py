@@ -624,6 +624,7 @@ NOT_HERE |= {
     for name in ARGUMENTS
     for kind, file in (
         ("readers TaughtCorpus", "addons/teacher/test_corpus.py"),
+        ("readers Texts", "core/readers/test_readers.py"),
         ("callbacks", "loop/test_new_labels.py"),
     )
     if name.startswith(kind)

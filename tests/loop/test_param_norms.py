@@ -125,12 +125,12 @@ def test_param_norms_of_frozen_params_are_none():
 
 
 def test_param_norms_cost_nothing_unless_asked_for(monkeypatch):
-    """No copy of a param, and no norm of one."""
+    """No copy of a param, and no norm of one. Those of gradients are what GradNorm asks for."""
 
     def refuse(*args):
         raise AssertionError("nobody asked")
 
-    for name in ("of_params", "of_grads", "keep", "of_update"):
+    for name in ("of_params", "keep", "of_update"):
         monkeypatch.setattr(param_norms.ParamNorms, name, refuse)
     watch = Watch()
     metrics = [{"name": "norms", "class": "GradNorm"}, {"name": "state", "class": "TrainingState"}]

@@ -14,8 +14,8 @@ from spacy.util import registry
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
-from thinc_torchopt.core.config_checks import check_encoding, decode
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
+from thinc_torchopt.core.text_files import check_encoding, decode
 from thinc_torchopt.loop.progress import Progress
 from thinc_torchopt.loop.saved_models import SavedModels
 

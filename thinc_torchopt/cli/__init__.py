@@ -28,7 +28,7 @@ COMMANDS = (
     (
         "convert",
         "Convert texts to spaCy's binary format.",
-        "spacy torchopt convert texts.jsonl train.spacy --lang en",
+        "spacy torchopt convert texts.jsonl corpus/texts.spacy --lang en",
     ),
     (
         "explain",

@@ -22,11 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..core.config_checks import PREFIXES, decode, mentions_ours
+from ..core.config_checks import PREFIXES, mentions_ours
 from ..core.errors import ConfigError, TorchOptError, TorchOptWarning
 from ..core.host import cli_util
 from ..core.launched import is_launched
 from ..core.near_misses import option_meant
+from ..core.text_files import decode
 
 if TYPE_CHECKING:
     from rich.console import Console

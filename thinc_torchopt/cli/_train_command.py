@@ -23,13 +23,11 @@ from spacy.util import load_config
 
 from ..core.config_checks import (
     check_corpora,
-    check_encoding,
     check_gpu,
     check_labels,
     check_output,
     check_removed,
     check_training_section,
-    decode,
     mentions_ours,
     names_our_optimizer,
     names_ours,
@@ -38,6 +36,7 @@ from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.launched import is_launched, rank_in_environment
 from ..core.replaced import SPACY, Replaced, replace
+from ..core.text_files import check_encoding, decode
 from ._screen import no_such_option
 
 

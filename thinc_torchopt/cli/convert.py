@@ -22,7 +22,7 @@ MISALIGNED_OPTION = Opt(
 
 def convert(
     input_path: Path = Arg(..., help="A file of texts with annotations, or a folder or archive of them"),
-    output_path: Path = Arg(..., help="The .spacy file to write"),
+    output_path: Path = Arg(..., help="File to write, whose name ends in .spacy"),
     lang: str = Opt(
         "xx", "--lang", "-l", help="Code of the texts' language, which says how they are cut: en; xx for any"
     ),
@@ -30,8 +30,8 @@ def convert(
     force: bool = Opt(False, "--force", "-F", help="Write over a file that was not made from the input"),
 ) -> None:
     """
-    Convert texts to spaCy's binary format, from any known form: JSONL of Prodigy, doccano or Hugging Face, Label
-    Studio's JSON, CSV, CoNLL and other columns, CoNLL-U, brat, spaCy's older forms. The form is seen in the file. What
+    Convert texts to spaCy's binary format. Known forms: JSONL of Prodigy, doccano or Hugging Face, Label Studio's JSON,
+    CSV, CoNLL and other columns, CoNLL-U, brat, spaCy's older forms. The form is seen in the file. What
     does not fit is counted and shown.
     """
     with errors_shown(as_json=False):

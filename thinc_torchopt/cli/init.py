@@ -78,7 +78,7 @@ def init(
         None, "--teacher", help="For a new config: a trained pipeline (folder or package) that annotates --texts"
     ),
     texts: Optional[Path] = Opt(
-        None, "--texts", help="Texts without annotations for --teacher: .txt, .jsonl, .spacy and more"
+        None, "--texts", help="Texts without annotations for --teacher: .txt, .jsonl, .csv or .spacy"
     ),
     share: Optional[float] = Opt(
         None, "--share", help="How many of --texts to use for each annotated text. Default: 2"

@@ -1,10 +1,9 @@
 """Checks of a config as a whole: does it name anything of ours, do its corpora exist, are its settings known, is the
-device there? spaCy tells these late, or not at all. And the encodings of files of text.
+device there? spaCy tells these late, or not at all.
 """
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import os
@@ -24,12 +23,11 @@ from thinc.api import require_gpu
 from .errors import ConfigError, ConfigKeyError
 from .kinds import Entities, Trees, kind_of
 from .near_misses import did_you_mean, there_are
+from .text_files import check_encoding
 
 # Prefixes of our registered names, and the registries in which all names are ours.
 PREFIXES: Final = ("thinc-torchopt.", "thinc_torchopt.", "torch.", "torch.optim.", "pytorch-optimizer.")
 REGISTRIES: Final = ("torch_optimizers", "gradient_modules", "regularizers")
-# The endings of files that `spacy convert` reads. SOURCE: spacy/cli/convert.py, CONVERTERS.
-_CONVERTED: Final = (".conll", ".conllu", ".conllubio", ".iob", ".json", ".ner")
 # spaCy's readers of files, with the endings of their files; and the first byte of its binary format: a header of
 # zlib's, at its usual settings.
 _READERS: Final = {"spacy.Corpus.v1": ".spacy", "spacy.JsonlCorpus.v1": ".jsonl", "spacy.PlainTextCorpus.v1": ".txt"}
@@ -339,11 +337,10 @@ def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool)
                     f"Can't read [{name}]: '{path}' is a pointer of Git LFS. Fetch the file: git lfs pull."
                 )
             if start[:1] != _ZLIB:
-                if file.suffix in _CONVERTED:
-                    how = f"Convert it, and give the result: spacy convert {path} ./corpus."
-                else:
-                    how = 'Save annotated Docs in Python: spacy.tokens.DocBin(docs=docs).to_disk("train.spacy").'
-                raise ConfigError(f"Can't read [{name}]: '{path}' is not in spaCy's binary format. {how}")
+                raise ConfigError(
+                    f"Can't read [{name}]: '{path}' is not in spaCy's binary format. Convert it, and give the result: "
+                    f"spacy torchopt convert {path} {file.stem}.spacy."
+                )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # spaCy's, about the same
         found = walk_corpus(file, ending)
@@ -364,56 +361,3 @@ def _at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
             return {}
         config = found
     return config
-
-
-# ---------------------------------------------------------------------- files of text
-
-# Byte order marks, the longer ones first: that of UTF-32 begins with that of UTF-16.
-_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF8: "UTF-8-SIG",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-
-
-def encoding_of(content: bytes) -> str:
-    """The encoding that a byte order mark tells; without one, UTF-8."""
-    return next((name for mark, name in _MARKS.items() if content.startswith(mark)), "UTF-8")
-
-
-def decode(content: bytes) -> str:
-    """The text of a file. RAISES (UnicodeDecodeError): It is not in UTF-8, nor one with a byte order mark."""
-    return content.decode(encoding_of(content))
-
-
-def check_encoding(path: Path, where: str) -> None:
-    """Check a file that a host is about to read as UTF-8. A missing file is left to others.
-
-    where (str): What it is, for the error: "'config.cfg'".
-    RAISES (ConfigError): It begins with a byte order mark.
-    """
-    try:
-        with path.open("rb") as file:
-            found = encoding_of(file.read(4))
-    except OSError:
-        return
-    if found != "UTF-8":
-        found = found.replace("-SIG", " with a byte order mark")
-        raise ConfigError(
-            f"Can't read {where}: expected a text in UTF-8, found {found}. Save it as UTF-8 without a byte order mark."
-        )
-
-
-def check_config_file(path: Path) -> None:
-    """Check that a config is a text that confection can read. A missing file is left to others.
-
-    RAISES (ConfigError): It is not.
-    """
-    check_encoding(path, f"'{path}'")
-    if path.is_file():
-        try:
-            path.read_text("utf8")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"Can't read '{path}': it is not a text in UTF-8 ({error}). Is it a config?") from error

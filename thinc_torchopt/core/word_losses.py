@@ -12,6 +12,7 @@ SOURCE: spacy/pipeline/tagger.pyx (3.8), `Tagger.update`; thinc/loss.py (8.3), `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy
+from spacy.errors import Errors
 from spacy.pipeline import EditTreeLemmatizer, Morphologizer, SentenceRecognizer, Tagger
 from thinc.api import set_dropout_rate, to_categorical
 
@@ -78,8 +80,11 @@ def _update(
     gradient = _differences(pipe, guesses, ops.asarray(numpy.concatenate(truths)))
     squares = gradient**2
     backprop(ops.xp.split(gradient, ends[1:-1]))
-    if not 0 <= float(guesses.min()) <= float(guesses.max()) <= 1:
-        pipe.get_loss(examples, scores)  # raises spaCy's error
+    least = float(guesses.min())
+    if math.isnan(least):
+        raise ValueError(Errors.E940)
+    if not 0 <= least <= float(guesses.max()) <= 1:
+        pipe.get_loss(examples, scores)  # raises thinc's error
     loss: Any = 0.0
     for begin, end in pairwise(ends) if isinstance(squares, numpy.ndarray) else [(0, len(squares))]:
         loss += squares[begin:end].sum()

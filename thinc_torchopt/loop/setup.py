@@ -15,11 +15,12 @@ from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
-from ..core.config_checks import check_config_file, check_corpora, check_gpu, check_names, check_training_section
+from ..core.config_checks import check_corpora, check_gpu, check_names, check_training_section
 from ..core.errors import CheckpointWarning, ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.params import trainable_components
+from ..core.text_files import check_config_file
 from .components import check_listeners, may_read_tensors
 from .data_stream import count_steps
 from .progress_bars import show_activity

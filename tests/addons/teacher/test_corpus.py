@@ -1,7 +1,6 @@
 """The reader of taught texts, in trainings too."""
 
 import inspect
-import json
 import logging
 import random
 import re
@@ -10,7 +9,7 @@ import shutil
 import pytest
 import spacy
 from confection import Config
-from spacy.tokens import Doc, DocBin, Span
+from spacy.tokens import Doc, Span
 from spacy.training import Corpus, Example
 from spacy.training.initialize import init_nlp
 from spacy.util import resolve_dot_names
@@ -21,7 +20,6 @@ from thinc_torchopt.addons.teacher.corpus import TaughtCorpus
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning, StateError
 
 from ...conftest import ROOT
-from ...forks import Started
 from ...runs import config_for, digests, run
 from .pipelines import small_pipeline
 
@@ -315,28 +313,3 @@ def test_training_finds_the_source_of_components(teacher, texts, tmp_path):
 def reader_of(nlp):
     [reader] = resolve_dot_names(nlp.config.interpolate(), ["corpora.train"])
     return reader
-
-
-def test_two_processes_annotate_half_of_the_texts_each(teacher, texts, tmp_path):
-    """And both read what one process reads."""
-    docs = [Doc(spacy.blank("xx").vocab, words=["Anna", str(i), "London"]) for i in range(40)]
-    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
-    program = (
-        "import sys, json, spacy; from spacy.training import Corpus\n"
-        "from thinc_torchopt.addons.teacher.corpus import TaughtCorpus\n"
-        f"reader = TaughtCorpus(Corpus({str(tmp_path / 'train.spacy')!r}), {str(teacher)!r}, cache=sys.argv[1])\n"
-        f"nlp = spacy.load({str(teacher)!r})\n"
-        "found = [[(t.text, t.ent_type_, t.tag_) for t in one.reference] for one in reader(nlp)]\n"
-        "print(json.dumps([reader._teacher.n_predicted, found]))"
-    )
-
-    def start(cache, **environment):
-        return Started(program, tmp_path / cache, variables=environment)
-
-    several = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    processes = [start("two", RANK=str(rank), **several) for rank in range(2)]
-    (n, found), (m, same) = (json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in processes)
-    assert n + m == 40 and min(n, m) > 5
-    expected = [[list(token) for token in one] for one in said(TaughtCorpus(Corpus(tmp_path / "train.spacy"), teacher)(
-        spacy.load(teacher)))]  # fmt: skip
-    assert found == same == expected

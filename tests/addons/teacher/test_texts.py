@@ -35,7 +35,8 @@ def test_texts_of_each_kind(tmp_path):
         ("a.jsonl", b"{", "expected a JSON object"),
         ("a.jsonl", b'{"text": "\\ud800 Anna"}\n', "the text of line 1 has half of a surrogate pair: '{"),
         ("a.spacy", b"x", "expected spaCy's binary format"),
-        ("a.md", b"x", "expected texts with annotations in a form that is known, found 'x'"),
+        ("a.md", b"x", "found a file of another kind"),
+        ("a.json", b"x", "expected texts with annotations in a form that is known, found 'x'"),
     ],
 )
 def test_texts_that_cannot_be_read(tmp_path, name, content, said):

@@ -15,8 +15,8 @@ from srsly.ruamel_yaml import YAML
 from srsly.ruamel_yaml.composer import Composer
 from srsly.ruamel_yaml.nodes import Node
 
-from ...core.config_checks import decode
 from ...core.errors import ControllerError
+from ...core.text_files import decode
 from .evaluator import MAX_BITS
 
 MAX_SIZE: Final = 100_000  # bytes of a file; characters of all texts in a definition

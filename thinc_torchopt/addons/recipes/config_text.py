@@ -18,9 +18,9 @@ from typing import Any, Union
 from confection import Config
 from spacy import util
 
-from ...core.config_checks import decode
 from ...core.errors import ConfigError
 from ...core.state import write_text
+from ...core.text_files import decode
 from ...loop.setup import AnyConfig, checked_overrides, config_errors, path_of
 
 _HEADER = re.compile(r"\[(?P<name>.+)\]")

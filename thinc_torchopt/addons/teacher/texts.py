@@ -3,7 +3,7 @@
     .txt     one text a line; in a folder, each file is one text
     .jsonl   objects with a "text"
     .spacy   spaCy's binary format: only the texts are used
-    another  a file in a form that core/readers knows: only its texts are used
+    .csv ... a file in a form that core/readers knows: only its texts are used
 
 Texts are cut at the ends of sentences, where a full stop or a blank line is; longer sentences at any token.
 """
@@ -27,6 +27,8 @@ from ...core.errors import ConfigError
 from ...core.readers import rows_at
 
 ENDINGS: Final = (".txt", ".jsonl", ".spacy")
+# Of files in the forms of other programs.
+_OF_OTHERS: Final = (".csv", ".tsv", ".json", ".conll", ".conllu", ".iob", ".ann", ".zip", ".gz")
 # The most tokens of a text, unless a setting says another number.
 MAX_WORDS: Final = 60
 # spaCy's tokenizer refuses longer texts. SOURCE: spacy.language.Language, `max_length`.
@@ -36,10 +38,11 @@ _LONGEST: Final = 100_000
 def files_of(path: Path, where: str) -> list[Path]:
     """The files of texts at a path. where (str): The setting, for errors. RAISES (ConfigError): There are none."""
     found = [path] if path.is_file() else sorted(file for ending in ENDINGS for file in path.rglob(f"*{ending}"))
-    if not found:
+    if not found or found[0].suffix not in (*ENDINGS, *_OF_OTHERS):
+        what = "a file of another kind" if path.is_file() else "a folder without such files"
         raise ConfigError(
             f"Can't read {where}: expected a file or a folder of {', '.join(ENDINGS)}, found "
-            f"{'a folder without such files' if path.exists() else 'nothing'} at '{path}'."
+            f"{what if path.exists() else 'nothing'} at '{path}'."
         )
     return found
 

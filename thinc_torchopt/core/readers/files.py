@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import io
 import json
@@ -15,13 +14,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from ..errors import ConfigError
+from ..text_files import encoding_of
 
 # Of one file, and of all at a path: they are read whole.
 _MOST_OF_FILE: Final = 200_000_000
 _MOST: Final = 1_000_000_000
 # Where Hugging Face's datasets keep the names of labels.
 _ABOUT: Final = "dataset_info.json"
-_UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _DAMAGED: Final = (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
 
@@ -48,8 +47,8 @@ class File:
     def text(self) -> str:
         """It, decoded, with its line ends. RAISES (ConfigError): It is not text."""
         start = self.content[:200]
-        encoding = "utf-16" if start.startswith(_UTF16) else "utf-8-sig"
-        if encoding == "utf-8-sig" and b"\0" in start:  # UTF-16 without a mark
+        encoding = encoding_of(start)
+        if encoding == "UTF-8" and b"\0" in start:  # UTF-16 without a mark
             encoding = "utf-16-be" if start[0] == 0 else "utf-16-le"
         try:
             return self.content.decode(encoding)

@@ -36,7 +36,7 @@ def _of_record(value: Any, place: str, file: File) -> Iterator[Row]:
 
 
 FORMS: Final = (
-    Form("spaCy's binary format", "a .spacy file", tables.is_binary, tables.read_binary),
+    Form("spaCy's binary format", "a file of a DocBin", tables.is_binary, tables.read_binary),
     Form(
         "JSON objects",
         "a 'text' with 'spans', 'entities', 'label', 'labels', 'accept' or 'cats'; 'tokens' with 'ner_tags' or 'tags'",
@@ -115,5 +115,6 @@ def _no_form(file: File) -> str:
     found = f"the keys {', '.join(sorted(keys)[:8])}" if file.records and keys else repr(here.strip()[:60])
     return (
         f"Can't read '{file.path}': expected texts with annotations in a form that is known, found {found}. The "
-        f"nearest: {'; '.join(f'{form.name} ({form.wants})' for form in nearest)}. All are in docs/formats.md."
+        f"nearest: {'; '.join(f'{form.name} ({form.wants})' for form in nearest)}. All of them: "
+        "spacy torchopt convert --help."
     )
