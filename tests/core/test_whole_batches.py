@@ -180,6 +180,6 @@ def test_all_is_put_back_after_an_error(tmp_path, monkeypatch):
     nlp, examples = pipeline(tmp_path, ["tagger", "ner"])
     softmax, before = nlp.get_pipe("tagger").model.get_ref("softmax"), functions(nlp)
     softmax.set_param("W", softmax.get_param("W") * numpy.nan)
-    with pytest.raises(ValueError, match="E910"):
+    with pytest.raises(ValueError, match="E940"):
         update(nlp, examples, times=1)
     assert functions(nlp) == before
