@@ -395,6 +395,38 @@ def test_files_that_cannot_be_read(tmp_path, content, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
+DAMAGED = [
+    write([("Anna 😀 flew.", [(0, 4, "PER")])]).encode() for write in (prodigy, doccano, label_studio, tuples, table)
+]
+DAMAGED += [b"-DOCSTART- -X- O\n\nEU NN B-ORG\nx NN O\n\n", b"I|O like|O York|B-GPE\n"]
+
+
+@given(st.sampled_from(DAMAGED), st.data())
+@settings(max_examples=200)
+def test_files_that_are_damaged_anywhere(tmp_path_factory, content, data):
+    """They are read, with an account of it, or refused in one line."""
+    damaged = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[at : at + data.draw(st.integers(0, 3))] = data.draw(
+            st.sampled_from([b"", b"\0", b'"', b"[", b"NaN", b"\n", b"|"])
+        )
+    path = tmp_path_factory.mktemp("x") / "texts"
+    path.write_bytes(bytes(damaged[: data.draw(st.integers(1, len(damaged)))]) if damaged else b"")
+    try:
+        docs, told = read_docs(NLP, path)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+    else:
+        assert len(docs) == told.texts > 0 and all(map(str.strip, told.lines()))
+
+
+def test_tables_of_long_texts_and_of_numbers_that_pandas_writes(tmp_path):
+    long = "word " * 60_000
+    docs, told = read(tmp_path, f"text,start,end,label\n{long},0.0,4.0,A\n{long},5.5,9,B\nx,,,\n")
+    assert [ent.text for ent in docs[0].ents] == ["word"] and "Spans beyond the text: 1 ('5.5 to 9, B')." in told
+
+
 def test_files_that_are_too_large(tmp_path, monkeypatch):
     """Archives too: zeros of many gigabytes are packed into a few kilobytes."""
     monkeypatch.setattr("thinc_torchopt.core.readers.files._MOST_OF_FILE", 2_000_000)

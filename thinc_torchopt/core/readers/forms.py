@@ -67,12 +67,18 @@ def rows_at(path: Path) -> tuple[str, list[Row]]:
     """
     rows, forms, unknown = list[Row](), dict[str, None](), list[File]()
     for file in read_files(path):
-        form = _form_of(file)
-        if form is None:
-            unknown.append(file)
-        else:
-            forms[form.name] = None
-            rows += form.read(file) if not form.of_values else _rows_of_values(file, form)
+        try:
+            form = _form_of(file)
+            if form is None:
+                unknown.append(file)
+            else:
+                forms[form.name] = None
+                rows += form.read(file) if not form.of_values else _rows_of_values(file, form)
+        except ConfigError:
+            raise
+        except Exception as error:  # another program may have written anything
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(f"Can't read '{file.path}': {said}. Is the file damaged?") from error
     if not forms:
         raise ConfigError(_no_form(unknown[0]))
     rows += [Row(file.path, left_out="Files of no known form") for file in unknown]

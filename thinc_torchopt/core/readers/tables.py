@@ -30,15 +30,18 @@ _DOCUMENT: Final = "-DOCSTART-"
 
 def names_of(file: File) -> list[str]:
     """The names of a table's columns. Empty: the first line is no header."""
-    return next(_cells(file), [])
+    return next(iter(_cells(file)), [])
 
 
-def _cells(file: File) -> Iterator[list[str]]:
+def _cells(file: File) -> list[list[str]]:
     first = next(filter(str.strip, file.lines), "")
     delimiter = max(",\t;|", key=first.count)
-    for cells in csv.reader(io.StringIO(file.text, newline=""), delimiter=delimiter):
-        if any(cells):
-            yield [cell.strip() for cell in cells]
+    before = csv.field_size_limit(len(file.text) + 1)  # a text may be long
+    try:
+        rows = list(csv.reader(io.StringIO(file.text, newline=""), delimiter=delimiter))
+    finally:
+        csv.field_size_limit(before)
+    return [[cell.strip() for cell in cells] for cells in rows if any(cells)]
 
 
 def is_table(file: File) -> bool:
@@ -50,8 +53,7 @@ def read_table(file: File) -> Iterator[Row]:
     """A text in each row, with a column of labels (several between | or ;), or one of 0 and 1 for each label; or a span
     in each row.
     """
-    rows = list(_cells(file))
-    names, rows = rows[0], rows[1:]
+    names, *rows = _cells(file)
     bad = next((i for i, row in enumerate(rows, start=1) if len(row) != len(names)), None)
     if bad is not None:
         raise ConfigError(
@@ -91,7 +93,8 @@ def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
 
 
 def _number(cell: str) -> Any:
-    return int(cell) if re.fullmatch(r"-?\d{1,12}(\.0+)?", cell.partition(".")[0]) else cell
+    whole, _, rest = cell.partition(".")
+    return int(whole) if re.fullmatch(r"-?[0-9]{1,12}", whole) and not rest.strip("0") else cell
 
 
 # ---------------------------------------------------------------------- columns
