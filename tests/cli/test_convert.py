@@ -80,3 +80,10 @@ def test_init_of_each_form_makes_the_same_config(corpus):
     assert len({json.dumps(one) for one in found.values()}) == 1
     run = spacy_cli("torchopt", "init", "d.cfg", "--paths.train", "texts.jsonl", check=False)
     assert run.returncode == 1 and "expected the language of the texts" in " ".join(run.stderr.split())
+    for args in (["d.cfg"], ["c.cfg", "d.cfg", "--recipe", "best"]):
+        used = spacy_cli(
+            *("torchopt", "init", *args, *(["--lang", "en"] * (len(args) == 1))),
+            *("--misaligned", "drop", "--paths.train", "train.spacy"),
+            check=False,
+        )
+        assert used.returncode == 1 and "Can't use --misaligned" in " ".join(used.stderr.split())

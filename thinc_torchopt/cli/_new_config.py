@@ -193,6 +193,11 @@ def convert(paths: dict[str, str | None], nlp: Language | None, wish: Wish) -> l
                 raise ConfigError(_NO_LANGUAGE)
             paths[name], lines = as_binary(nlp, given, wish.misaligned)
             told += lines
+    if not told and wish.misaligned != "expand" and "train" in paths:
+        raise ConfigError(
+            f"Can't use --misaligned {wish.misaligned}: it is for files that are converted, and spaCy reads "
+            f"'{paths['train']}' itself. Leave it out."
+        )
     return told
 
 

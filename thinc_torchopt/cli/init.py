@@ -126,7 +126,7 @@ def init(
             old, old_dev = overrides.pop("paths.old", old), overrides.pop("paths.old_dev", old_dev)
         options: dict[str, Any] = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
         options |= {"--teacher": teacher, "--texts": texts, "--share": share}
-        options |= {"--from": source, "--old": old, "--old-dev": old_dev}
+        options |= {"--from": source, "--old": old, "--old-dev": old_dev, "--misaligned": misaligned != "expand"}
         if output_path is None:
             _check_options(options)
             wish = Wish(lang, gpu, pretrained, recipes, split, log_path, overrides, teacher, texts, share)

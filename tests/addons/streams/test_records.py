@@ -63,6 +63,8 @@ def test_records_of_prodigy(nlp):
         ({"text": "Anna flew", "entities": [{"start_offset": 0, "end_offset": 4, "label": "PER"}]}, ["Anna"], {}, ""),
         ({"tokens": ["Anna", "flew"], "ner_tags": ["B-PER", "O"]}, ["Anna"], {}, ""),
         ({"tokens": ["Anna", "flew"], "pos_tags": ["NNP", "VBD"]}, [], {}, "NNP"),
+        ({"text": "Anna flew", "tokens": ["Anna", "flew"], "ner_tags": ["B-PER", "O"]}, ["Anna"], {}, ""),
+        ({"text": "An-na flew", "words": ["An-na", "flew"], "tags": ["NNP", "VBD"]}, [], {}, "NNP"),
         ({"text": "Anna flew", "label": "A"}, [], {"A": 1.0}, ""),
         ({"text": "Anna flew", "labels": ["A", "B"]}, [], {"A": 1.0, "B": 1.0}, ""),
     ],

@@ -169,6 +169,8 @@ def _example(predicted: Doc, annotations: Record) -> Example:
 def _annotations(row: Row) -> dict[str, Any]:
     """Those of a row, under the keys of `Example.from_dict`."""
     found = dict(row.given)
+    if row.words is not None:
+        found |= {"words": row.words} | ({} if row.spaces is None else {"spaces": row.spaces})
     if row.words is not None and row.pos is not None:
         found["tags"] = row.pos
     if row.marks is not None:

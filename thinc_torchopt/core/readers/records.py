@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from spacy.training.converters.json_to_docs import json_to_docs
+from spacy.util import get_words_and_spaces
 
 from ..errors import ConfigError
 from .files import File
@@ -45,8 +47,10 @@ def read_record(record: Mapping[str, Any], place: str, file: File | None = None)
     row = Row(place, str(record.get("text", "")))
     if (words := _words_of(record)) is not None:
         row.words, row.spaces = words
-        if "text" in record and row.spaces is None:  # they say how the text is cut, if they are all of it
-            row.words = None
+        if row.text and row.spaces is None:  # they say how the text is cut, if they are all of it
+            with suppress(ValueError):
+                words = get_words_and_spaces(row.words, row.text)
+            row.words, row.spaces = words if words[1] is not None and len(words[0]) == len(row.words) else (None, None)
     answer = record.get("answer", "accept")
     if answer != "accept":
         row.left_out = "Texts that the annotator rejected or ignored"

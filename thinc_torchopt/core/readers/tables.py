@@ -22,7 +22,6 @@ _TEXT: Final = ("text", "sentence", "content", "document", "review", "comment", 
 _LABEL: Final = ("label", "labels", "category", "categories", "class", "target", "sentiment", "topic", "intent")
 _START: Final = ("start", "start_char", "start_offset", "begin")
 _END: Final = ("end", "end_char", "end_offset", "stop")
-COLUMNS: Final = frozenset({*_TEXT, *_LABEL, *_START, *_END})
 _DOCUMENT: Final = "-DOCSTART-"
 
 # ---------------------------------------------------------------------- tables
