@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import spacy
 from spacy.language import Language
 from spacy.scorer import Scorer
 from spacy.tokens import Doc
@@ -107,6 +108,18 @@ class Compared:
     n_words: int
     is_right_to_left: bool
     kinds: list[KindOfErrors] = field(default_factory=list)
+
+
+def load(folder: Path) -> Language:
+    """Load a trained pipeline. RAISES (ConfigError): The pipeline can't be loaded."""
+    try:
+        return spacy.load(folder)
+    except Exception as error:  # of any component
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"Can't load the trained pipeline {folder}: {said[:300].rstrip('.')}. If it has components of your own, "
+            "add --code functions.py."
+        ) from error
 
 
 def compare(nlp: Language, path: Path) -> Compared:

@@ -10,14 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import spacy
 from rich.console import Console
 from spacy.language import Language
 
 from ...core.errors import ConfigError
 from ...core.tables import as_text, print_table
 from ...core.words import count
-from .errors import N_WORST, Compared, KindOfErrors, compare
+from .errors import N_WORST, Compared, KindOfErrors, compare, load
 from .figures import draw as draw_error
 from .labels import Labels, Texts, Trained, count_texts, read_folder, shown, table_of, tables_of, title_of
 from .log_file import printable
@@ -177,19 +176,7 @@ def read_report(
         trained = runs[0].trained
     if model is None or texts is None:
         return Report(runs, trained)
-    return Report(runs, trained, compare(model if isinstance(model, Language) else _load(Path(model)), Path(texts)))
-
-
-def _load(folder: Path) -> Language:
-    """RAISES (ConfigError): The pipeline can't be loaded."""
-    try:
-        return spacy.load(folder)
-    except Exception as error:  # of any component
-        said = " ".join(str(error).split())
-        raise ConfigError(
-            f"Can't load the trained pipeline {folder}: {said[:300].rstrip('.')}. If it has components of your own, "
-            "add --code functions.py."
-        ) from error
+    return Report(runs, trained, compare(model if isinstance(model, Language) else load(Path(model)), Path(texts)))
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
