@@ -182,7 +182,7 @@ def _find_worst(errors: KindOfErrors, kind: Kind, examples: Sequence[Example]) -
         rows = [set(kind.in_rows(items, annotated)) for items in (annotated, predicted)]
         for counts, items in zip((errors.annotated, errors.predicted, errors.right), (*rows, rows[0] & rows[1])):
             counts.update(item.row for item in items)
-        for passage in _passages_of(kind, example, annotated, predicted):
+        for passage in passages_of(kind, example, annotated, predicted):
             if passage.wrong:
                 errors.wrong += passage.wrong
                 errors.n_passages += 1
@@ -196,7 +196,7 @@ def _find_worst(errors: KindOfErrors, kind: Kind, examples: Sequence[Example]) -
 # ---------------------------------------------------------------------- passages
 
 
-def _passages_of(kind: Kind, example: Example, annotated: Items, predicted: Items) -> Iterator[Passage]:
+def passages_of(kind: Kind, example: Example, annotated: Items, predicted: Items) -> Iterator[Passage]:
     """The passages of a text with the items in it. Of one without any: none."""
     if isinstance(kind, Categories):
         return _of_text(kind, example, annotated, predicted)

@@ -10,10 +10,10 @@ SOURCE: Dickinson and Meurers 2003, Detecting Errors in Part-of-Speech Annotatio
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,12 +27,14 @@ from ...core.errors import ConfigError
 from ...core.readers import read_docs
 from ...core.record import FOLDER, Record, digest, hardness_of
 from ...core.state import replacing
-from .errors import load
-from .kinds import Categories, Item, Items, Kind, TokenLabels, Trees, kinds_of
+from .errors import Passage, load, passages_of
+from .kinds import Categories, Item, Items, Kind, Place, TokenLabels, Trees, kinds_of
 from .labels import shown
 
 # Of the rarity of an annotation, beside its hardness. Chosen on the first half of the tags of EWT as of 2019.
 _OF_RARITY: Final = 0.3
+# When an annotation was learned.
+WHEN: Final = ("early", "late", "never")
 # Texts that the pipeline is asked about at once.
 _AT_ONCE: Final = 64
 
@@ -62,6 +64,11 @@ class Suspect:
     updates: int
 
     @property
+    def labels(self) -> set[str]:
+        """Annotated and predicted."""
+        return {item.label for item in (*self.annotated, *self.predicted)}
+
+    @property
     def words(self) -> str:
         """Those that it is about."""
         return self.example.reference[self.start : self.end].text or self.example.text
@@ -79,8 +86,19 @@ class Suspect:
         """In words."""
         told = [] if self.hits is None else [f"predicted in {self.hits} of {self.updates} updates"]
         labels = {item.label for item in self.annotated} or {""}
-        others = [f"{shown(one) or 'nothing'} {n:,}x" for one, n in self.elsewhere.most_common() if one not in labels]
+        counts = ((one, n) for one, n in self.elsewhere.most_common() if n and one not in labels)
+        others = [f"{shown(one) or 'nothing'} {n:,}x" for one, n in counts]
         return "; ".join([*told, *([f"elsewhere {', '.join(others[:2])}"] if others else [])])
+
+    @property
+    def passage(self) -> Passage | None:
+        """The part of the text that it is in, with what is annotated, and what is predicted or proposed."""
+        place = Place(*(self.example.reference[i].idx for i in (self.start, self.end - 1)))
+        place = place._replace(end=place.end + len(self.example.reference[self.end - 1]))
+        differ = self.predicted if self.labels and self.predicted != self.annotated else {}
+        other = differ or (dict.fromkeys(self.proposed, place) if not self.labels else {})
+        found = passages_of(self.kind, self.example, self.annotated, other)
+        return next((one for one in found if one.annotated or one.predicted or one.categories), None)
 
     def said(self, items: Sequence[Item] | Items) -> str:
         """Annotations in words."""
@@ -202,22 +220,17 @@ class OfComponent:
         have it, or are predicted to.
         """
         ranked = sorted(self.scores, key=lambda i: (-self.cost(i), i))
-        found: list[tuple[float, int, Suspect]] = []
-        order = itertools.count(0, -1)
+        found: list[Suspect] = []
         for first in range(0, len(ranked), _AT_ONCE):
             part = ranked[first : first + _AT_ONCE]
-            if len(found) == most and found[0][0] >= self.cost(part[0]):
+            if len(found) == most and found[-1].score >= self.cost(part[0]):
                 break
             docs = nlp.pipe([self._examples[i].predicted.copy() for i in part])
             for i, doc in zip(part, docs):
-                for suspect in self._in_text(i, Example(doc, self._examples[i].reference)):
-                    if label is not None and label not in {
-                        one.label for one in (*suspect.annotated, *suspect.predicted)
-                    }:
-                        continue
-                    entry = suspect.score, -len(found) - i, suspect
-                    heapq.heappush(found, entry) if len(found) < most else heapq.heappushpop(found, entry)
-        return [suspect for *_, suspect in sorted(found, key=lambda one: one[:2], reverse=True)]
+                suspects = self._in_text(i, Example(doc, self._examples[i].reference))
+                found += (one for one in suspects if label is None or label in one.labels)
+            found = heapq.nlargest(most, found, key=attrgetter("score"))
+        return found
 
     def _in_text(self, i: int, example: Example) -> Iterator[Suspect]:
         sides = [[*filter(_is_in_text, items.items())] for items in self.kind.compare(example)]
@@ -258,8 +271,8 @@ class OfComponent:
     # ------------------------------------------------------------------ what was learned
 
     def learned(self) -> dict[str, Counter[str]]:
-        """For each label, how many of its annotations were predicted in most updates ("early"), in less than half of
-        them ("late"), or in none ("never"). Empty: predictions are not known.
+        """For each label, how many of its annotations were predicted in half of the updates or more ("early"), in fewer
+        ("late"), or in none ("never"). Empty: predictions are not known.
         """
         found: dict[str, Counter[str]] = defaultdict(Counter)
         for i in self.scores if self._tells_hits else ():
@@ -351,6 +364,11 @@ class Suspects:
         with replacing(path) as unfinished:
             DocBin(docs=found, store_user_data=True).to_disk(unfinished)
         return sum(doc is not example.reference for doc, example in zip(found, self.examples))
+
+
+def recorded_run(model: Path) -> Path | None:
+    """The folder of the run that a pipeline lies in. None: it was not recorded."""
+    return model.parent if (model.parent / FOLDER).is_dir() else None
 
 
 def read_suspects(folder: Path) -> Suspects:
