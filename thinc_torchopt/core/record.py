@@ -48,7 +48,7 @@ def digest(example: Example) -> Digest:
 @dataclass
 class _Saved:
     """The texts of a component. digests (Tensor): Shape: (texts, 16). lengths (Tensor): Units of each text, which are
-    in the other tensors one after the other. tells_hits (bool): Whether `hits` are counted.
+    in the other tensors one after the other.
     """
 
     digests: torch.Tensor
@@ -58,7 +58,6 @@ class _Saved:
     last: torch.Tensor
     updates: torch.Tensor
     hits: torch.Tensor
-    tells_hits: bool
 
 
 @dataclass
@@ -73,32 +72,30 @@ class Record:
 
     max_tokens (int): Units that are kept in all. Of more, the hardest half stays, and a sample of the rest.
 
-    Public: `units` (arrays with the fields total, first, last, updates, hits; by component and digest), `tells_hits`
-    (the components whose predictions are known), `left_out` (texts that were dropped).
+    Public: `units` (arrays with the fields total, first, last, updates, hits; by component and digest), `left_out`
+    (texts that were dropped).
     """
 
     max_tokens: int
     units: dict[str, dict[Digest, Any]] = field(default_factory=dict)
-    tells_hits: set[str] = field(default_factory=set)
     left_out: int = 0
     _size: int = 0
 
-    def add(self, component: str, text: Digest, hardness: Any, hits: Any = None) -> None:
-        """Add an update. hardness (ndarray): Of each unit of the text. hits (ndarray | None): Where the annotation was
-        predicted. None: unknown.
+    def add(self, component: str, text: Digest, hardness: Any, hits: Any) -> None:
+        """Add an update. hardness (ndarray): Of each unit of the text; where it is not finite, it is left out.
+        hits (ndarray): Where the annotation was predicted.
         """
-        texts = self.units.setdefault(component, {})
+        texts, known = self.units.setdefault(component, {}), numpy.isfinite(hardness)
         units = texts.get(text)
         if units is None or len(units) != len(hardness):  # new, or the component has another label
             self._size += len(hardness) - (0 if units is None else len(units))
             units = texts[text] = numpy.zeros(len(hardness), _UNIT)
-            units["first"] = hardness
+        hardness, is_first = numpy.where(known, hardness, 0), known & (units["updates"] == 0)
+        numpy.copyto(units["first"], hardness, where=is_first)
+        numpy.copyto(units["last"], hardness, where=known)
         units["total"] += hardness
-        units["last"] = hardness
-        units["updates"] += 1
-        if hits is not None:
-            self.tells_hits.add(component)
-            units["hits"] += hits
+        units["updates"] += known
+        units["hits"] += hits & known
         if self._size > self.max_tokens:
             self._drop()
 
@@ -134,7 +131,6 @@ class Record:
                 "digests": torch.from_numpy(digests.copy()),
                 "lengths": torch.from_numpy(lengths),
                 **fields,
-                "tells_hits": component in self.tells_hits,
             }
         return {"components": found, "left_out": self.left_out}
 
@@ -142,7 +138,6 @@ class Record:
         """RAISES (StateError): It is invalid."""
         state = read(_SavedRecord, saved, _WHAT)
         self.units = {component: _texts_of(one) for component, one in state.components.items()}
-        self.tells_hits = {component for component, one in state.components.items() if one.tells_hits}
         self.left_out = state.left_out
         self._size = sum(len(units) for texts in self.units.values() for units in texts.values())
 

@@ -42,7 +42,7 @@ class Recorder(Attachment):
 
     It changes no number of the training.
 
-    max_tokens (int): Tokens that are kept, of all components together, in 36 bytes each. Of more, those of the hardest
+    max_tokens (int): Tokens that are kept, of all components together, in 20 bytes each. Of more, those of the hardest
         texts are kept, and a sample.
     RAISES (ConfigError): An argument is out of its range.
     """
@@ -176,13 +176,12 @@ class RunRecorder:
                 self._record.add(*row)
 
     def _read(self) -> list[tuple[str, Digest, Any, Any]]:
-        """What waits in this process, read from its device. Values that are not finite are left out."""
+        """What waits in this process, read from its device."""
         waiting, self._waiting = self._waiting, []
         return [
             (part.component, key, hardness, hits)
             for part in waiting
             for (key, _), (hardness, hits) in zip(part.texts, part.signal.by_text())
-            if numpy.isfinite(hardness).all()
         ]
 
     def _tell(self, message: str) -> None:

@@ -1,9 +1,10 @@
 """The numbers of a component's forward and backward pass that tell how hard a text was.
 
-Of a component that learns of each token: the norm of the gradient at its input, token by token. Of a classifier: the
-distance of each score from its annotation. Of one that scores spans: that of the worst span around each token.
+Of taggers: the norm of the gradient at the component's input, token by token. Of parsers and NER: the error of the
+worst step at each token; their gradients at the input say less. Of classifiers: the error of each label. Of components
+that score spans: that of the worst span around each token. An error is the part of the score that was wrong, 0 to 1.
 
-SOURCE: Paul et al. 2021, Deep Learning on a Data Diet (norms of gradients and of errors).
+SOURCE: Paul et al. 2021, Deep Learning on a Data Diet (norms of gradients and of errors, as means over a training).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy
 from spacy.tokens import Doc
@@ -21,7 +22,9 @@ from thinc.layers.chain import forward as chain_forward
 from ...core.host import forward_of, swap_forward
 from ...core.kinds import Categories, Entities, Kind, Spans, Trees
 
-_OF_SCORES = Categories, Spans
+_OF_SCORES, _OF_STEPS = (Categories, Spans), (Entities, Trees)
+# From this error on, something else was predicted.
+_WRONG: Final = 0.5
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Signal:
 
     docs (Sequence[Doc]): The texts.
     hardness (Any): Of tokens, shape (tokens,); of labels, shape (docs, labels); of spans, shape (spans,).
+        NaN: the update did not reach it.
     hits (Any | None): Of tokens, whether the annotation was predicted.
     spans (Any | None): Where each span begins and ends. Shape: (spans, 2). lengths (Any | None): Spans of each text.
     """
@@ -46,13 +50,13 @@ class Signal:
         if self.spans is not None:
             ends = to_numpy(self.lengths).cumsum()[:-1]
             parts = zip(numpy.split(to_numpy(self.spans), ends), numpy.split(hardness, ends))
-            yield from ((_worst_around(len(doc), *part), None) for doc, part in zip(self.docs, parts))
+            worst = [_worst_around(len(doc), *part) for doc, part in zip(self.docs, parts)]
+            yield from ((errors, errors < _WRONG) for errors in worst)
         elif hardness.ndim > 1:
-            yield from ((of_text, None) for of_text in hardness)
+            yield from zip(hardness, hardness < _WRONG)
         else:
             ends = numpy.cumsum([len(doc) for doc in self.docs])[:-1]
-            hits = [None] * len(self.docs) if self.hits is None else numpy.split(to_numpy(self.hits), ends)
-            yield from zip(numpy.split(hardness, ends), hits)
+            yield from zip(numpy.split(hardness, ends), numpy.split(to_numpy(self.hits), ends))
 
 
 def _worst_around(n: int, spans: Any, errors: Any) -> Any:
@@ -66,11 +70,7 @@ def _worst_around(n: int, spans: Any, errors: Any) -> Any:
 
 def is_recorded(kind: Kind) -> bool:
     """Whether there is a signal for a kind of component."""
-    return (
-        kind.is_of_each_word
-        or isinstance(kind, (Entities, Categories))
-        or (kind.has_labels and isinstance(kind, Spans))
-    )
+    return kind.is_of_each_word or (kind.has_labels and isinstance(kind, (*_OF_SCORES, *_OF_STEPS)))
 
 
 @contextmanager
@@ -83,36 +83,29 @@ def listening(model: Model[Any, Any], kind: Kind, receive: Callable[[Signal], No
     with ExitStack() as back:
         if isinstance(kind, _OF_SCORES):
             back.callback(swap_forward(model, passes.of_scores))
+        elif isinstance(kind, _OF_STEPS):
+            back.callback(swap_forward(model, passes.of_steps))
         else:
-            node, watched = _input_of(model, passes, kind)
+            tok2vec, layers = model.get_ref("tok2vec") if model.has_ref("tok2vec") else None, model.layers
             back.callback(swap_forward(model, passes.begin))
+            if passes.forward is chain_forward and tok2vec in layers[:-1]:
+                # Behind it: the layer of a transformer's head must stay as it is, see core/whole_batches.py.
+                node, watched = layers[layers.index(tok2vec) + 1], passes.behind_input
+            else:
+                node, watched = model, passes.of_words
             passes.inner = forward_of(node)
             back.callback(swap_forward(node, watched))
         yield
 
 
-def _input_of(model: Model[Any, Any], passes: _Passes, kind: Kind) -> tuple[Model[Any, Any], Callable[..., Any]]:
-    """The layer that is watched, and the function in its place."""
-    tok2vec = model.get_ref("tok2vec") if model.has_ref("tok2vec") else model
-    layers = model.layers
-    if forward_of(model) is chain_forward and tok2vec in layers[:-1]:
-        # The layer of a transformer's head itself must stay as it is: see core/whole_batches.py.
-        behind = layers[layers.index(tok2vec) + 1]
-        passes.tells_hits = behind is layers[-1] and not isinstance(kind, Trees)
-        return behind, passes.behind_input
-    return tok2vec, passes.input
-
-
 class _Passes:
     """The forward functions that listen.
 
-    Public: `forward` (of the whole model), `inner` (of the layer that is watched), `tells_hits` (its output are the
-    scores of labels).
+    Public: `forward` (of the whole model), `inner` (of the layer that is watched).
     """
 
     def __init__(self, forward: Callable[..., Any], receive: Callable[[Signal], None]):
         self.forward = self.inner = forward
-        self.tells_hits = False
         self._receive = receive
         self._docs: Sequence[Doc] = ()
 
@@ -137,12 +130,39 @@ class _Passes:
 
         return Y, listen if is_train else backprop
 
-    def input(self, node: Model[Any, Any], X: Any, is_train: bool) -> tuple[Any, Callable[..., Any]]:
-        """In place of the layer whose output is the component's input."""
+    def of_steps(self, model: Model[Any, Any], X: Any, is_train: bool) -> tuple[Any, Callable[..., Any]]:
+        """The same, of a model that goes through its texts step by step."""
+        steps, finish = self.forward(model, X, is_train)
+        if not is_train:
+            return steps, finish
+        forward, found = forward_of(steps), []
+
+        def step(node: Model[Any, Any], states: Any, is_train: bool) -> tuple[Any, Callable[..., Any]]:
+            scores, backprop = forward(node, states, is_train)
+            tokens = steps.get_token_ids(states)[:, 0]  # the next of each text that the step is about
+
+            def listen(d_scores: Any) -> Any:
+                found.append((tokens, to_numpy(d_scores).clip(0).sum(axis=1)))
+                return backprop(d_scores)
+
+            return scores, listen
+
+        def finish_steps(golds: Any) -> Any:
+            worst = numpy.full(sum(map(len, X)) + 1, numpy.nan, "f4")  # the last: of steps at the end of a text
+            for tokens, errors in found:
+                numpy.fmax.at(worst, tokens, errors)
+            self._receive(Signal(X, worst[:-1], worst[:-1] < _WRONG))
+            return finish(golds)
+
+        swap_forward(steps, step)  # for good: it lives for this update
+        return steps, finish_steps
+
+    def of_words(self, node: Model[Any, Any], X: Any, is_train: bool) -> tuple[Any, Callable[..., Any]]:
+        """In place of a whole model whose input is unknown."""
         Y, backprop = self.inner(node, X, is_train)
 
         def listen(dY: Any) -> Any:
-            self._receive(Signal(self._docs, _norms(dY)))
+            self._receive(Signal(self._docs, _norms(dY), _hits(Y, dY)))
             return backprop(dY)
 
         return Y, listen if is_train else backprop
@@ -152,15 +172,17 @@ class _Passes:
         Y, backprop = self.inner(node, X, is_train)
 
         def listen(dY: Any) -> Any:
-            dX, hits = backprop(dY), None
-            if self.tells_hits:
-                errors = _joined(dY)
-                # An error is a score, less 1 for the label that is annotated.
-                hits = (_joined(Y).argmax(axis=1) == errors.argmin(axis=1)) & errors.any(axis=1)
-            self._receive(Signal(self._docs, _norms(dX), hits))
+            dX = backprop(dY)
+            self._receive(Signal(self._docs, _norms(dX), _hits(Y, dY)))
             return dX
 
         return Y, listen if is_train else backprop
+
+
+def _hits(scores: Any, errors: Any) -> Any:
+    """Whether each row has the highest score for its annotation: an error is a score, less 1 for what is annotated."""
+    scores, errors = _joined(scores), _joined(errors)
+    return (scores.argmax(axis=1) == errors.argmin(axis=1)) & errors.any(axis=1)
 
 
 def _norms(gradient: Any) -> Any:

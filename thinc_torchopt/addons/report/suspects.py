@@ -47,7 +47,7 @@ class Suspect:
     start, end (int): Its tokens in the annotated text. Of categories: 0.
     annotated, predicted (Items): What is annotated there, and what the trained pipeline predicts.
     elsewhere (Counter[str]): How often the same words have which label in the corpus. Empty text: none.
-    hits (int | None): In how many of the updates it was predicted. None: unknown.
+    hits, updates (int): In how many of the updates it was predicted.
     """
 
     component: str
@@ -60,7 +60,7 @@ class Suspect:
     annotated: Items
     predicted: Items
     elsewhere: Counter[str]
-    hits: int | None
+    hits: int
     updates: int
 
     @property
@@ -84,11 +84,11 @@ class Suspect:
     @property
     def why(self) -> str:
         """In words."""
-        told = [] if self.hits is None else [f"predicted in {self.hits} of {self.updates} updates"]
         labels = {item.label for item in self.annotated} or {""}
         counts = ((one, n) for one, n in self.elsewhere.most_common() if n and one not in labels)
         others = [f"{shown(one) or 'nothing'} {n:,}x" for one, n in counts]
-        return "; ".join([*told, *([f"elsewhere {', '.join(others[:2])}"] if others else [])])
+        told = f"predicted in {self.hits} of {self.updates} updates"
+        return f"{told}; elsewhere {', '.join(others[:2])}" if others else told
 
     @property
     def passage(self) -> Passage | None:
@@ -136,7 +136,6 @@ class OfComponent:
 
     kind (Kind): Of its annotations. labels (Sequence[str]): Those that a classifier has, in order.
     examples (Sequence[Example]): The corpus. units (Sequence): The record of each text; None: it has none.
-    tells_hits (bool): Whether it is known what was predicted in training.
 
     Public: `scores` (of each recorded text, by its index: of the tokens of the annotated text, or of labels).
     """
@@ -148,12 +147,9 @@ class OfComponent:
         labels: Sequence[str],
         examples: Sequence[Example],
         units: Sequence[Any],
-        *,
-        tells_hits: bool,
     ):
         self.name, self.kind = name, kind
         self._labels, self._examples, self._units = labels, examples, units
-        self._tells_hits = tells_hits
         self._annotated = [kind.compare(example)[0] for example in examples]
         self._counts: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
         self._lengths: list[int] = []
@@ -247,7 +243,7 @@ class OfComponent:
             yield Suspect(
                 *(self.name, self.kind, i + 1, score, example, start, end, annotated, predicted),
                 elsewhere=self._counts.get(words, Counter()),
-                hits=int(hits[at].min(initial=n)) if self._tells_hits else None,
+                hits=int(hits[at].min(initial=n)),
                 updates=n,
             )
 
@@ -272,10 +268,10 @@ class OfComponent:
 
     def learned(self) -> dict[str, Counter[str]]:
         """For each label, how many of its annotations were predicted in half of the updates or more ("early"), in fewer
-        ("late"), or in none ("never"). Empty: predictions are not known.
+        ("late"), or in none ("never").
         """
         found: dict[str, Counter[str]] = defaultdict(Counter)
-        for i in self.scores if self._tells_hits else ():
+        for i in self.scores:
             hits, updates = (self._by_unit(i, self._units[i][name]) for name in ("hits", "updates"))
             for item in self._annotated[i]:
                 at = self._labels.index(item.label) if isinstance(self.kind, Categories) else item.start
@@ -325,7 +321,7 @@ class Suspects:
         sizes = (len(labels) if isinstance(kind, Categories) else len(example.predicted) for example in self.examples)
         units = [texts.get(key) for key in self._digests]
         units = [one if one is not None and len(one) == size else None for one, size in zip(units, sizes)]
-        return OfComponent(name, kind, labels, self.examples, units, tells_hits=name in self.record.tells_hits)
+        return OfComponent(name, kind, labels, self.examples, units)
 
     @property
     def notes(self) -> Iterator[str]:
