@@ -44,7 +44,7 @@ class Suspect:
     """An annotation that may be wrong, or one that may be missing.
 
     number (int): Of its text in the corpus, from 1. score (float): See above.
-    start, end (int): Its tokens in the annotated text. Of categories: 0.
+    start, end (int): Its tokens in the annotated text. Of categories: all.
     annotated, predicted (Items): What is annotated there, and what the trained pipeline predicts.
     elsewhere (Counter[str]): How often the same words have which label in the corpus. Empty text: none.
     hits, updates (int): In how many of the updates it was predicted.
@@ -71,7 +71,7 @@ class Suspect:
     @property
     def words(self) -> str:
         """Those that it is about."""
-        return self.example.reference[self.start : self.end].text or self.example.text
+        return self.example.reference[self.start : self.end].text
 
     @property
     def proposed(self) -> list[Item]:
@@ -93,8 +93,8 @@ class Suspect:
     @property
     def passage(self) -> Passage | None:
         """The part of the text that it is in, with what is annotated, and what is predicted or proposed."""
-        place = Place(*(self.example.reference[i].idx for i in (self.start, self.end - 1)))
-        place = place._replace(end=place.end + len(self.example.reference[self.end - 1]))
+        span = self.example.reference[self.start : self.end]
+        place = Place(span.start_char, span.end_char)
         differ = self.predicted if self.labels and self.predicted != self.annotated else {}
         other = differ or (dict.fromkeys(self.proposed, place) if not self.labels else {})
         found = passages_of(self.kind, self.example, self.annotated, other)
@@ -116,10 +116,10 @@ class Suspect:
         given = Example(doc, doc).to_dict()
         words = given["token_annotation"]
         row: dict[str, Any] = {"text": doc.text, "words": words.pop("ORTH"), "spaces": words.pop("SPACY")}
-        if self.kind.key == "ents":
+        if self.kind.key == "ents" and not doc.spans:
             row["spans"] = [{"start": one.start_char, "end": one.end_char, "label": one.label_} for one in doc.ents]
         else:
-            row["entities"] = given["doc_annotation"]["entities"]
+            row |= {key: given["doc_annotation"][key] for key in ("entities", "spans")}
         keys = ("tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
         for key, name in zip(keys, ("TAG", "POS", "MORPH", "LEMMA", "HEAD", "DEP", "SENT_START")):
             if doc.has_annotation(name):
@@ -252,7 +252,7 @@ class OfComponent:
         are one place.
         """
         if isinstance(self.kind, Categories):
-            return [(0, 1)]
+            return [(0, max(1, len(self._examples[i].reference)))]
         if self._is_by_start:
             return [(start, start + 1) for start in sorted({item.start for item in items})]
         places = {(item.start, item.end) for item in items}
