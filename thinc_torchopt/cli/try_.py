@@ -1,28 +1,44 @@
-"""`spacy torchopt try`: compare the optimizer of a config with recipes, in short trainings on the user's data."""
+"""`spacy torchopt try`: compare the optimizer of a config with recipes, or amounts of texts, on the user's data."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import typer
 from typer import Option as Opt
 
-from ..addons.preview import compare_recipes
+from ..addons.preview import compare_recipes, draw_learning_curve
 from ..addons.recipes import Recipe
+from ..addons.report import check_picture, plot_learning_curve
+from ..core.checks import Section
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, show
 from ._setup import read_overrides
 from ._texts import convert_overrides
 
+_SECTION = Section("spacy torchopt try", verb="use")
+
 
 def try_(
     ctx: typer.Context,
     config_path: Path = TRAINING_CONFIG,
-    recipes: str = Opt("best", "--recipes", "-r", help=f"Recipes to try, comma-separated: {Recipe.names()}"),
-    steps: int = Opt(300, "--steps", "-n", help="Steps of each trial, counted in batches of the recipe best"),
-    seeds: int = Opt(3, "--seeds", "-s", help="Number of seeds to try each optimizer with"),
+    recipes: Optional[str] = Opt(
+        None, "--recipes", "-r", help=f"Recipes to try, comma-separated: {Recipe.names()}. By default best"
+    ),
+    amounts: bool = Opt(False, "--amounts", "-a", help="Try 25, 50, 75 and 100% of the training texts, not recipes"),
+    steps: Optional[int] = Opt(
+        None,
+        "--steps",
+        "-n",
+        help="Steps of each trial, counted in batches of the recipe best. By default 300; with --amounts, of a trial "
+        "on all texts, by default those of the config",
+    ),
+    seeds: int = Opt(3, "--seeds", "-s", help="Number of seeds to try each optimizer, or amount, with"),
+    picture_path: Optional[Path] = Opt(
+        None, "--picture", "-p", help="With --amounts, a file for a picture: .png, .svg or .pdf. Needs matplotlib"
+    ),
     output_path: Optional[Path] = BEST_CONFIG,
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
@@ -31,25 +47,48 @@ def try_(
     """
     Try recipes on your data, in short trainings. The config as it is, spaCy's own Adam, tuned, and each recipe are
     trained on the same number of words, with several seeds. A table says which is better, and whether the difference is
-    more than chance. Each trial builds its own pipeline, without loggers, checkpoints or output folders. Pass overrides
-    such as --paths.train train.spacy as in `spacy train`.
+    more than chance. With --amounts, the config is trained on parts of the texts, to see whether more texts would help.
+    Each trial builds its own pipeline, without loggers, checkpoints or output folders. Pass overrides such as
+    --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
+        _check_options(amounts, recipes, output_path, picture_path)
+        if picture_path is not None:
+            check_picture(picture_path, [config_path])
         overrides = read_overrides(ctx.args, code_path)
         for line in convert_overrides(config_path, overrides):
             print(line, file=sys.stderr)
-        found = compare_recipes(
-            config_path,
-            overrides,
-            recipes=recipes,
-            steps=steps,
-            seeds=seeds,
-            output=output_path,
-            gpu_id=use_gpu,
-        )
+        found: Any
+        if amounts:
+            found = draw_learning_curve(config_path, overrides, steps=steps, seeds=seeds, gpu_id=use_gpu)
+            if picture_path is not None and found.points:
+                plot_learning_curve(found.points, picture_path, title=f"{config_path.name}: score by number of texts")
+        else:
+            found = compare_recipes(
+                config_path,
+                overrides,
+                recipes="best" if recipes is None else recipes,
+                steps=300 if steps is None else steps,
+                seeds=seeds,
+                output=output_path,
+                gpu_id=use_gpu,
+            )
     show(found, as_json=as_json)
     if output_path is not None and not as_json:
         saved = f"Saved {found.winner_told}" if found.is_decided else "Nothing is saved"
         make_console().print(f"{saved} to {output_path}")
+    if picture_path is not None and not as_json:
+        make_console().print(f"Saved the picture to {picture_path}")
     if found.was_stopped:
         sys.exit(130)
+
+
+def _check_options(amounts: bool, recipes: str | None, output_path: Path | None, picture_path: Path | None) -> None:
+    """RAISES (ConfigError): Options don't go together."""
+    if amounts and recipes is not None:
+        _SECTION.refuse("--recipes", "none with --amounts, which trains the config as it is", recipes)
+    if amounts and output_path is not None:
+        advice = "For a picture of the curve, use --picture."
+        _SECTION.refuse("--output", "none with --amounts, which chooses no config", str(output_path), advice)
+    if not amounts and picture_path is not None:
+        _SECTION.refuse("--picture", "--amounts beside it, as recipes have no picture", str(picture_path))
