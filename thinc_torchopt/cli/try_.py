@@ -13,12 +13,13 @@ from ..addons.preview import compare_recipes, draw_learning_curve
 from ..addons.recipes import Recipe
 from ..addons.report import check_picture, plot_learning_curve
 from ..core.checks import Section
-from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
+from ._command import BEST_CONFIG, CODE, GPU, JSON, PICTURE_BESIDE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, show
 from ._setup import read_overrides
 from ._texts import convert_overrides
 
 _SECTION = Section("spacy torchopt try", verb="use")
+_TWO_WAYS = "Recipes are compared to choose a config, the --output; amounts of texts give a --picture."
 
 
 def try_(
@@ -29,16 +30,10 @@ def try_(
     ),
     amounts: bool = Opt(False, "--amounts", "-a", help="Try 25, 50, 75 and 100% of the training texts, not recipes"),
     steps: Optional[int] = Opt(
-        None,
-        "--steps",
-        "-n",
-        help="Steps of each trial, counted in batches of the recipe best. By default 300; with --amounts, of a trial "
-        "on all texts, by default those of the config",
+        None, "--steps", "-n", help="Steps of each trial, in batches of best: 300. With --amounts, on all texts"
     ),
     seeds: int = Opt(3, "--seeds", "-s", help="Number of seeds to try each optimizer, or amount, with"),
-    picture_path: Optional[Path] = Opt(
-        None, "--picture", "-p", help="With --amounts, a file for a picture: .png, .svg or .pdf. Needs matplotlib"
-    ),
+    picture_path: Optional[Path] = PICTURE_BESIDE,
     output_path: Optional[Path] = BEST_CONFIG,
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
@@ -52,27 +47,24 @@ def try_(
     --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
-        _check_options(amounts, recipes, output_path, picture_path)
+        unfit = {"--recipes": recipes, "--output": output_path} if amounts else {"--picture": picture_path}
+        for name, value in unfit.items():
+            if value is not None:
+                _SECTION.refuse(name, f"none with{'' if amounts else 'out'} --amounts", str(value), _TWO_WAYS)
         if picture_path is not None:
             check_picture(picture_path, [config_path])
         overrides = read_overrides(ctx.args, code_path)
         for line in convert_overrides(config_path, overrides):
             print(line, file=sys.stderr)
         found: Any
+        given: Any = {name: value for name, value in (("recipes", recipes), ("steps", steps)) if value is not None}
+        given |= {"seeds": seeds, "gpu_id": use_gpu}
         if amounts:
-            found = draw_learning_curve(config_path, overrides, steps=steps, seeds=seeds, gpu_id=use_gpu)
-            if picture_path is not None and found.points:
-                plot_learning_curve(found.points, picture_path, title=f"{config_path.name}: score by number of texts")
+            found = draw_learning_curve(config_path, overrides, **given)
         else:
-            found = compare_recipes(
-                config_path,
-                overrides,
-                recipes="best" if recipes is None else recipes,
-                steps=300 if steps is None else steps,
-                seeds=seeds,
-                output=output_path,
-                gpu_id=use_gpu,
-            )
+            found = compare_recipes(config_path, overrides, output=output_path, **given)
+        if picture_path is not None:
+            plot_learning_curve(found.points, picture_path, title=f"{config_path.name}: score by number of texts")
     show(found, as_json=as_json)
     if output_path is not None and not as_json:
         saved = f"Saved {found.winner_told}" if found.is_decided else "Nothing is saved"
@@ -81,14 +73,3 @@ def try_(
         make_console().print(f"Saved the picture to {picture_path}")
     if found.was_stopped:
         sys.exit(130)
-
-
-def _check_options(amounts: bool, recipes: str | None, output_path: Path | None, picture_path: Path | None) -> None:
-    """RAISES (ConfigError): Options don't go together."""
-    if amounts and recipes is not None:
-        _SECTION.refuse("--recipes", "none with --amounts, which trains the config as it is", recipes)
-    if amounts and output_path is not None:
-        advice = "For a picture of the curve, use --picture."
-        _SECTION.refuse("--output", "none with --amounts, which chooses no config", str(output_path), advice)
-    if not amounts and picture_path is not None:
-        _SECTION.refuse("--picture", "--amounts beside it, as recipes have no picture", str(picture_path))

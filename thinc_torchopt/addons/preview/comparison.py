@@ -52,7 +52,7 @@ from ..trials import Comparison, TrialResult, compare, run_trial, shorten
 TRY = Section("spacy torchopt try", verb="use")
 _BASE, _STOCK = "as it is", "tuned Adam"
 # Evaluations after the first step, and so the least number of steps that can be told apart.
-_EVALUATIONS = 10
+EVALUATIONS = 10
 # The seed with which spaCy's Adam is tuned is that far from the others.
 _APART = 100
 # The time of all trials is known after this part of the first.
@@ -94,6 +94,21 @@ class Candidate:
     def seconds(self) -> float:
         """Mean CPU time of its trials."""
         return fmean(trial.seconds for trial in self.trials.values()) if self.trials else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers of its trials, for JSON."""
+        return {
+            "steps": self.config["training"]["max_steps"],
+            "scores": self._by_seed(lambda trial: trial.kept),
+            "last_scores": self._by_seed(lambda trial: trial.last),
+            "evaluations": self._by_seed(lambda trial: trial.evaluations),
+            "cpu_seconds": self._by_seed(lambda trial: round(trial.seconds, 3)),
+            "words": self._by_seed(lambda trial: trial.words),
+            "problem": self.problem,
+        }
+
+    def _by_seed(self, value: Callable[[TrialResult], Any]) -> dict[str, Any]:
+        return {str(seed): value(trial) for seed, trial in self.trials.items()}
 
 
 @dataclass(repr=False)
@@ -144,16 +159,10 @@ class RecipeComparison:
             "tried": [
                 {
                     "name": name,
-                    "steps": found.config["training"]["max_steps"],
-                    "scores": _by_seed(found, lambda trial: trial.kept),
-                    "last_scores": _by_seed(found, lambda trial: trial.last),
-                    "evaluations": _by_seed(found, lambda trial: trial.evaluations),
-                    "cpu_seconds": _by_seed(found, lambda trial: round(trial.seconds, 3)),
-                    "words": _by_seed(found, lambda trial: trial.words),
+                    **found.as_dict(),
                     "mean": self.comparison.means.get(name) if self.comparison is not None else None,
-                    "from_base": _numbers_of(self.comparison, name),
-                    "from_tuned": _numbers_of(self.with_stock, name),
-                    "problem": found.problem,
+                    "from_base": numbers_of(self.comparison, name),
+                    "from_tuned": numbers_of(self.with_stock, name),
                 }
                 for name, found in self.tried.items()
             ],
@@ -201,11 +210,8 @@ class RecipeComparison:
         return headers, rows
 
 
-def _by_seed(found: Candidate, value: Callable[[TrialResult], Any]) -> dict[str, Any]:
-    return {str(seed): value(trial) for seed, trial in found.trials.items()}
-
-
-def _numbers_of(comparison: Comparison | None, name: str) -> dict[str, Any] | None:
+def numbers_of(comparison: Comparison | None, name: str) -> dict[str, Any] | None:
+    """The difference of a candidate from the base, for JSON. None: there is none."""
     found = comparison.differences.get(name) if comparison is not None else None
     if found is None:
         return None
@@ -272,7 +278,7 @@ def compare_recipes(
         if best is not None:
             note, was_stopped = _tune(trials, nlp, tried[_STOCK])
             notes.append(note)
-        was_stopped = was_stopped or run_all(trials, tried, [source.seed + i for i in range(seeds)])
+        was_stopped = was_stopped or run_trials(trials, tried, [source.seed + i for i in range(seeds)])
     notes += notes_on(tried, was_stopped)
     result = RecipeComparison(tried, *_judge(tried), notes, was_stopped)
     if path is not None and result.is_decided:
@@ -402,7 +408,7 @@ def _shortened(
     tried = {}
     for name, text in texts.items():
         short, more = shorten(configs[name], lengths[name])
-        short["training"]["eval_frequency"] = max(1, lengths[name] // _EVALUATIONS)
+        short["training"]["eval_frequency"] = max(1, lengths[name] // EVALUATIONS)
         tried[name] = Candidate(text, short)
         notes += [f"{name}: {note}" for note in more if name != _STOCK]
     return tried, notes
@@ -410,7 +416,7 @@ def _shortened(
 
 def _in_tens(steps: int) -> int:
     """So many steps that evaluations are at equal distances, up to the last step."""
-    return steps if steps < _EVALUATIONS else -(-steps // _EVALUATIONS) * _EVALUATIONS
+    return steps if steps < EVALUATIONS else -(-steps // EVALUATIONS) * EVALUATIONS
 
 
 # ---------------------------------------------------------------------- trials
@@ -512,7 +518,7 @@ def _tune(trials: Trials, nlp: Language, stock: Candidate) -> tuple[str, bool]:
     return f"{_STOCK}: spaCy's own Adam with {chosen}, the best of {TUNING_TRIALS} trials with another seed.", False
 
 
-def run_all(trials: Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> bool:
+def run_trials(trials: Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> bool:
     """Run the trials seed by seed, so that all candidates get equally many. RETURNS (bool): If it was interrupted."""
     first = next(iter(tried))
     for n, seed in enumerate(seeds):
@@ -541,6 +547,13 @@ def run_all(trials: Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -
 # ---------------------------------------------------------------------- the verdict
 
 
+def judge(tried: Mapping[str, Candidate], base: str, comparisons: int) -> Comparison:
+    """Compare candidates that finished their trials. base, comparisons: As for `compare`."""
+    scores = {name: found.scores for name, found in tried.items()}
+    drawn = {name: {seed: trial.resampled for seed, trial in found.trials.items()} for name, found in tried.items()}
+    return compare(scores, base, drawn, comparisons=comparisons)
+
+
 def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison | None, str, str]:
     """RETURNS (tuple): The comparisons with the config as it is and with spaCy's Adam, None if there is nothing to
     compare; the winner; the verdict.
@@ -554,12 +567,10 @@ def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison |
         return None, None, best, failed if best == _BASE else f"{failed} Of the others, {best} has the best score."
     if len(fine) == 1:
         return None, None, _BASE, "Nothing else finished its trials."
-    scores = {name: found.scores for name, found in fine.items()}
-    drawn = {name: {seed: trial.resampled for seed, trial in found.trials.items()} for name, found in fine.items()}
     # Those with the config as it is, and those of recipes with spaCy's Adam.
     told = len(fine) - 1 + (len(fine) - 2) * (_STOCK in fine)
-    found = compare(scores, _BASE, drawn, comparisons=told)
-    with_stock = compare(scores, _STOCK, drawn, comparisons=told) if _STOCK in fine else None
+    found = judge(fine, _BASE, told)
+    with_stock = judge(fine, _STOCK, told) if _STOCK in fine else None
     return (
         found,
         with_stock,

@@ -135,7 +135,7 @@ def plot_learning_curve(scores: Mapping[int, Sequence[float]], path: Path, *, ti
         axes.plot(*zip(*each), ".", color=COLOURS[0], alpha=0.5, label="of each seed")
         means = [fmean(found) for found in scores.values()]
         spreads = [stdev(found) if len(found) > 1 else 0.0 for found in scores.values()]
-        look = {"color": COLOURS[0], "linewidth": 1.7, "capsize": 4, "marker": "o"}
+        look = {"color": COLOURS[0], "linewidth": 1.7, "elinewidth": 1.0, "capsize": 4, "marker": "o"}
         axes.errorbar(list(scores), means, spreads, label="mean and spread", **look)
         axes.set_xlim(left=0)
         set_ticks(axes)

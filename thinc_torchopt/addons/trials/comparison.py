@@ -69,10 +69,10 @@ class Difference:
 
 
 class Sentences(NamedTuple):
-    """The sentences of a verdict, for `str.format`: a candidate is better; none is; one is ahead, and may be by chance.
+    """The sentences of a verdict: a candidate is better; none is; one is ahead, and may be by chance.
 
-    They may name: best, base, mean, of_base; seeds; the difference `by` and its margin; in points of 100 the same as
-    `points`, its standard error, and the `most` that it may be; and an advice, a sentence with a blank before it.
+    For `str.format`, with these names: best, base; means, of both; by, margin; points, which are the difference, its
+    standard error, and the most that it may be, of 100; seeds; advice, which is empty or begins with a blank.
     """
 
     better: str
@@ -81,8 +81,8 @@ class Sentences(NamedTuple):
 
 
 _OF_CANDIDATES = Sentences(
-    "{best} is better than {base}: {mean:.4f} against {of_base:.4f}. With {seeds} seeds, up to {margin:.4f} may be "
-    "chance.",
+    "{best} is better than {base}: {means[0]:.4f} against {means[1]:.4f}. With {seeds} seeds, up to {margin:.4f} may "
+    "be chance.",
     "Nothing is better than {base}. With {seeds} seeds, up to {margin:.4f} may be chance.",
     "Nothing is better by more than chance: {best} is ahead by {by:.4f}, and with {seeds} seeds up to {margin:.4f} may "
     "be chance.{advice}",
@@ -149,20 +149,10 @@ class Comparison:
         else:
             name = max(self.differences, key=lambda name: self.differences[name].margin)
             sentence = sentences.not_better
-        found = self.differences[name]
-        return sentence.format(
-            best=name,
-            base=base,
-            mean=self.means[name],
-            of_base=self.means[self.base],
-            by=found.value,
-            margin=found.margin,
-            points=100 * found.value,
-            error=100 * found.error,
-            most=100 * (found.value + found.margin),
-            seeds=self.seeds,
-            advice=self._advice(name),
-        )
+        found, means = self.differences[name], (self.means[name], self.means[self.base])
+        points = [100 * value for value in (found.value, found.error, found.value + found.margin)]
+        facts = {"means": means, "by": found.value, "margin": found.margin, "points": points, "seeds": self.seeds}
+        return sentence.format(best=name, base=base, advice=self._advice(name), **facts)
 
     def _advice(self, name: str) -> str:
         """How to see whether a candidate is better. Empty: nobody knows."""
