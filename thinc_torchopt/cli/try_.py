@@ -12,14 +12,11 @@ from typer import Option as Opt
 from ..addons.preview import compare_recipes, draw_learning_curve
 from ..addons.recipes import Recipe
 from ..addons.report import check_picture, plot_learning_curve
-from ..core.checks import Section
+from ..core.errors import ConfigError
 from ._command import BEST_CONFIG, CODE, GPU, JSON, PICTURE_BESIDE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, show
 from ._setup import read_overrides
 from ._texts import convert_overrides
-
-_SECTION = Section("spacy torchopt try", verb="use")
-_TWO_WAYS = "Recipes are compared to choose a config, the --output; amounts of texts give a --picture."
 
 
 def try_(
@@ -50,7 +47,8 @@ def try_(
         unfit = {"--recipes": recipes, "--output": output_path} if amounts else {"--picture": picture_path}
         for name, value in unfit.items():
             if value is not None:
-                _SECTION.refuse(name, f"none with{'' if amounts else 'out'} --amounts", str(value), _TWO_WAYS)
+                told = f"Can't use '{name}' with{'' if amounts else 'out'} --amounts."
+                raise ConfigError(f"{told} Recipes are for an --output, amounts of texts for a --picture.")
         if picture_path is not None:
             check_picture(picture_path, [config_path])
         overrides = read_overrides(ctx.args, code_path)

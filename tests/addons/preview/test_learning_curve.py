@@ -16,6 +16,7 @@ from thinc_torchopt.addons.preview.learning_curve import LearningCurve, steps_of
 from thinc_torchopt.addons.trials.comparison import compare, size_of_part
 from thinc_torchopt.addons.trials.trial import TrialResult
 from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.tables import as_text
 
 from ...configs import smaller
 from ...conftest import CONFIGS
@@ -39,9 +40,17 @@ def curve(**scores):
     [
         # Differences of 1, 1.2 and 1.4: a standard error of 0.2 / sqrt(3).
         ([0.80, 0.81, 0.82], [0.81, 0.822, 0.834], "the score rose by 1.2 ± 0.1 points: more texts will still help."),
-        # -2, -1 and 0. The t of two degrees of freedom at 95% is 4.303.
-        ([0.80, 0.81, 0.82], [0.78, 0.80, 0.82], "-1.0 ± 0.6 points, no clear rise: more .* not likely to help.$"),
-        ([0.82, 0.82, 0.82], [0.80, 0.801, 0.799], "-2.0 ± 0.1 points, no clear rise: more .* not likely to help.$"),
+        # -2, -1 and 0. The t of two degrees of freedom at 95% is 4.303: up to -1 + 4.303 * 0.577.
+        (
+            [0.80, 0.81, 0.82],
+            [0.78, 0.80, 0.82],
+            "-1.0 ± 0.6 points, no clear rise: .* by more than 1.5 points.$",
+        ),
+        (
+            [0.82, 0.82, 0.82],
+            [0.80, 0.801, 0.799],
+            "-2.0 ± 0.1 points, no clear rise: .* by more than 0.0 points.$",
+        ),
         # 0, 1 and 2, so at most 1 + 4.303 * 0.577.
         (
             [0.80, 0.81, 0.82],
@@ -51,7 +60,7 @@ def curve(**scores):
         ([0.80, 0.81], [0.80, 0.81], "Nothing can be said: all scores are the same."),
         ([0.0, 0.0], [0.0, 0.0], "Nothing can be said: all scores are 0."),
         ([0.7], [0.8], "100% has the best score, 0.8000. One seed can't tell a difference from chance."),
-        ([], [0.8], "Nothing can be said yet: it takes trials on 75% and on 100% of the texts."),
+        ([], [0.8], "Nothing can be said: it takes trials on 75% and on 100% of the texts."),
     ],
     ids=["rise", "no rise", "fall", "may be a rise", "same", "zero", "one seed", "stopped"],
 )
@@ -59,6 +68,14 @@ def test_learning_curve_in_words(most, all_, told):
     found = curve(of_25=[0.5], of_75=most, of_100=all_)
     assert re.search(told, found.verdict), found.verdict
     assert found.as_dict()["verdict"] == found.verdict and "\n" not in found.verdict
+
+
+def test_learning_curve_tells_of_a_part_that_failed():
+    found = curve(of_25=[0.5], of_75=[0.80, 0.81], of_100=[0.81, 0.83])
+    found.tried["75%"].problem = "the loss was not finite"
+    shown = as_text(found.print)
+    assert "75% did not finish its trials: the loss was not finite" in shown
+    assert "Nothing can be said" in shown and found.as_dict()["rise"] is None
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 0.9), st.floats(0.1, 0.9)), min_size=2, max_size=6))

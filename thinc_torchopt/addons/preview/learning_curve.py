@@ -34,11 +34,12 @@ _SHARES = {_ALL: 1.0, _MOST: 0.75, "50%": 0.5, "25%": 0.25}
 # With fewer texts, or steps, two parts would have the same number.
 _LEAST = 4
 _FROM = "From 75 to 100% of the texts, the score "
-_UNCLEAR = _FROM + "changed by {points[0]:+.1f} ± {points[1]:.1f} points, no clear rise: more texts of this kind are "
+_CHANGED = _FROM + "changed by {points[0]:+.1f} ± {points[1]:.1f} points, no clear rise: "
+_UNCLEAR = _CHANGED + "more texts of this kind are not likely to help by more than {points[2]:.1f} points."
 _OF_TEXTS = Sentences(
     _FROM + "rose by {points[0]:.1f} ± {points[1]:.1f} points: more texts will still help.",
-    _UNCLEAR + "not likely to help.",
-    _UNCLEAR + "not likely to help by more than {points[2]:.1f} points.{advice}",
+    _UNCLEAR,
+    _UNCLEAR + "{advice}",
 )
 
 
@@ -68,7 +69,7 @@ class LearningCurve:
     def verdict(self) -> str:
         """Whether more texts would help, in a sentence."""
         if (found := self.comparison) is None:
-            return f"Nothing can be said yet: it takes trials on {_MOST} and on {_ALL} of the texts."
+            return f"Nothing can be said: it takes trials on {_MOST} and on {_ALL} of the texts."
         return found.verdict(_MOST, _OF_TEXTS)
 
     @property

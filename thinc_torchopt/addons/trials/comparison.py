@@ -72,7 +72,7 @@ class Sentences(NamedTuple):
     """The sentences of a verdict: a candidate is better; none is; one is ahead, and may be by chance.
 
     For `str.format`, with these names: best, base; means, of both; by, margin; points, which are the difference, its
-    standard error, and the most that it may be, of 100; seeds; advice, which is empty or begins with a blank.
+    standard error, and the most that may be won, of 100; seeds; advice, which is empty or begins with a blank.
     """
 
     better: str
@@ -150,7 +150,7 @@ class Comparison:
             name = max(self.differences, key=lambda name: self.differences[name].margin)
             sentence = sentences.not_better
         found, means = self.differences[name], (self.means[name], self.means[self.base])
-        points = [100 * value for value in (found.value, found.error, found.value + found.margin)]
+        points = [100 * value for value in (found.value, found.error, max(found.value + found.margin, 0.0))]
         facts = {"means": means, "by": found.value, "margin": found.margin, "points": points, "seeds": self.seeds}
         return sentence.format(best=name, base=base, advice=self._advice(name), **facts)
 
