@@ -19,7 +19,7 @@ from ..addons.streams.streams import make_model, write_stream
 from ..conftest import ROOT
 from ..spacy_cli import QUICK, spacy_cli, toy_corpus
 
-ORDER = "init convert explain train report params schedule checkpoint try tune find-lr learn controller"
+ORDER = "init convert explain train report suspects params schedule checkpoint try tune find-lr learn controller"
 # These train, for long: see the tests of these commands. Here, their arguments are read.
 LONG = ("train", "try", "tune", "find-lr")
 RULES = {

@@ -176,7 +176,7 @@ class RunRecorder:
                 self._record.add(*row)
 
     def _read(self) -> list[tuple[str, Digest, Any, Any]]:
-        """What waits in this process, read from its device."""
+        """Read the waiting signals of this process from their device."""
         waiting, self._waiting = self._waiting, []
         return [
             (part.component, key, hardness, hits)

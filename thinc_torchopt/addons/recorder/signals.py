@@ -29,7 +29,7 @@ _WRONG: Final = 0.5
 
 @dataclass
 class Signal:
-    """What one pass told, on its device: reading it here would wait for a GPU.
+    """The numbers of one pass, on its device: reading them here would wait for a GPU.
 
     docs (Sequence[Doc]): The texts.
     hardness (Any): Of tokens, shape (tokens,); of labels, shape (docs, labels); of spans, shape (spans,).
@@ -192,7 +192,7 @@ def _norms(gradient: Any) -> Any:
 
 
 def _joined(rows: Any) -> Any:
-    """One array of what a layer has for a batch: an array, a Ragged, or an array for each text."""
+    """One array, of an array, a Ragged, or an array for each text."""
     if isinstance(rows, list):
         return get_array_module(rows[0]).concatenate(rows) if rows else numpy.zeros((0, 0), "f4")
     return getattr(rows, "dataXd", rows)

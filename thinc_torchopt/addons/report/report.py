@@ -321,7 +321,7 @@ def _passage(told: str, passage: Passage, kind: str, name: str, is_right_to_left
 
 
 def _suspects(found: Suspects) -> Iterator[dict[str, Any]]:
-    """What may be wrong of each component, and the hardest texts."""
+    """The suspects of each component, and the hardest texts."""
     is_right_to_left = found.nlp.vocab.writing_system.get("direction") == "rtl"
     for name, component in found.components.items():
         passages, kind = [], component.kind.key

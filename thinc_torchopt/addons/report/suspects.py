@@ -75,7 +75,7 @@ class Suspect:
 
     @property
     def proposed(self) -> list[Item]:
-        """What may be right: what the pipeline predicts; if that is what is annotated, the usual label elsewhere."""
+        """The annotation that may be right: the predicted one; if that is annotated, the usual one of these words."""
         if self.predicted.keys() != self.annotated.keys() or not self.elsewhere:
             return list(self.predicted)
         [(label, _)] = self.elsewhere.most_common(1)
@@ -132,7 +132,7 @@ class Suspect:
 
 
 class OfComponent:
-    """What was recorded of a component, beside the corpus.
+    """The record of a component, beside the corpus.
 
     kind (Kind): Of its annotations. labels (Sequence[str]): Those that a classifier has, in order.
     examples (Sequence[Example]): The corpus. units (Sequence): The record of each text; None: it has none.
@@ -325,7 +325,7 @@ class Suspects:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What is left out."""
+        """Texts that are left out."""
         there = set(self._digests)
         for name, texts in self.record.units.items():
             if gone := len(texts.keys() - there):
