@@ -88,6 +88,7 @@ class RunCheckpoints:
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
     dev (Reader | None): The development data: scores of other texts can't be compared with earlier ones.
+    output (Path | None): The folder for models, for checkpoints without a folder of their own.
     own (dict[str, Any] | None): The user's own values, saved with each checkpoint. None: a run of `spacy train`.
     ranks (Alone): This process among several. Rank 0 reads and writes.
 
@@ -106,6 +107,7 @@ class RunCheckpoints:
         batches: Iterator[Any],
         *,
         dev: Reader | None = None,
+        output: Path | None = None,
         own: dict[str, Any] | None = None,
         ranks: Alone | None = None,
     ):
@@ -114,7 +116,7 @@ class RunCheckpoints:
         self.settings = settings
         self.own = {} if own is None else own
         self.keeps_best = False
-        self.folder = Path(settings.path).absolute()
+        self.folder = settings.folder(output).absolute()
         self.stream = DataStream(batches, self.ranks.size)
         self.signals = Signals()
         self.goes_on = False
