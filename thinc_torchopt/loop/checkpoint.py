@@ -261,7 +261,7 @@ class RunCheckpoints:
             if self.settings.on_config_change == "refuse" or (others and self._optimizer.remembers_scores):
                 raise StateError(
                     f"Can't resume: {text}.\n{self._how_to_resume(saved, changes)} To start from the beginning: "
-                    f"{self._setting('resume', 'never')}, or another path."
+                    f"{self._setting('resume', 'never')}, or another folder."
                 )
             if others:
                 saved.progress.results.clear()
@@ -294,7 +294,7 @@ class RunCheckpoints:
                 f"\n\nThe labels of {', '.join(others)} don't come from there: restore the 'source', "
                 "[initialize.after_init] or the code that they come from."
             )
-        return f"{text}\n\nTo start from the beginning: {self._setting('resume', 'never')}, or another path."
+        return f"{text}\n\nTo start from the beginning: {self._setting('resume', 'never')}, or another folder."
 
     @staticmethod
     def _named(changes: Sequence[str], which: tuple[str, ...]) -> str:
@@ -398,7 +398,7 @@ class RunCheckpoints:
             )
         return (
             f"Nothing to do: the training in {self.folder} was finished, after step {step}. {more} To start from the "
-            "beginning, add --training.optimizer.checkpoint.resume never, or set another path."
+            "beginning, add --training.optimizer.checkpoint.resume never, or give another folder."
         )
 
     # ------------------------------------------------------------------ as a listener

@@ -146,7 +146,7 @@ class SavedModels:
                 lines = "\n  ".join(differences)
                 raise ConfigError(
                     f"Can't save models to --output '{folder}': spaCy would remove '{model}', which another training "
-                    f"has saved:\n  {lines}\nGive another --output. Or, if that model is not needed, remove it first."
+                    f"has saved:\n  {lines}\nGive another --output. Or remove its models first, if nobody needs them."
                 )
 
     def _check_room(self, folder: Path) -> None:

@@ -21,8 +21,9 @@ from spacy.tokens import Doc, DocBin
 from spacy.training.corpus import walk_corpus
 from spacy.vocab import Vocab
 
-from ...core.config_checks import pipeline_in
+from ...core.config_checks import pipeline_in, sections_of
 from ...core.errors import ConfigError
+from ...loop.config_check import MAY_CHANGE, compare_configs
 from .log_file import number, printable
 
 if TYPE_CHECKING:
@@ -256,27 +257,27 @@ class Trained:
     scores: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, list[str]] = field(default_factory=dict)
 
-    def differences(self, other: Trained) -> Iterator[tuple[str, Any, Any]]:
-        """Differences that a log and the pipeline of its own training can't have: the name, here and there."""
-        pairs = {f"{name} corpus": (self.corpus(name), other.corpus(name)) for name in ("train", "dev")}
-        here, there = (_block(one.config, "training") for one in (self, other))
-        pairs |= {f"{name} in [training]": (here.get(name), there.get(name)) for name in ("seed", "dropout")}
-        here, there = _block(here, "optimizer"), _block(there, "optimizer")
-        for name in ("@optimizers", "algorithm", "learn_rate"):
-            one, two = here.get(name), there.get(name)
-            if isinstance(one, dict) and isinstance(two, dict):
-                place = f"[training.optimizer.{name}]"
-                pairs |= {f"{key} in {place}": (value, two.get(key)) for key, value in one.items()}
-            else:
-                pairs[f"{name} in [training.optimizer]"] = one, two
+    @property
+    def settings(self) -> dict[str, str]:
+        """Known settings that stay when a run is resumed, by dotted paths. Blocks of an attachment may change."""
+        return {
+            f"{section.path}.{key}": repr(value)
+            for section in sections_of(self.config)
+            for key, value in ({} if "@misc" in section.block else section.block).items()
+            if not isinstance(value, dict) and value is not None and "${" not in repr(value)
+        }
+
+    def differences(self, other: Trained) -> list[str]:
+        """Differences that a log, here, and the pipeline of its own training can't have."""
+        here, there = self.settings, other.settings
+        same = {path for path in here.keys() & there.keys() if not path.startswith(MAY_CHANGE)}
+        here, there = ({path: settings[path] for path in same} for settings in (here, there))
         names = {"components": (self.components, other.components)}
         names |= {f"labels of {name}": (self.labels[name], other.labels.get(name, [])) for name in self.labels}
         for name, (known, others) in names.items():
             if not (set(known) <= set(others) or set(others) <= set(known)):  # some may come late, or not be saved
-                pairs[name] = known, others
-        for name, (one, two) in pairs.items():
-            if one != two and None not in (one, two) and "${" not in f"{one}{two}":
-                yield name, one, two
+                here[name], there[name] = repr(known), repr(others)
+        return compare_configs(here, there, words=("in the log", "in the pipeline"))
 
     def corpus(self, name: str) -> str:
         """The path of a corpus. name (str): "train" or "dev". RETURNS (str): Empty: its reader has none."""

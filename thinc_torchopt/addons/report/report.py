@@ -190,8 +190,8 @@ def read_report(
 
 def _check_same(run: LoggedRun, logged: Trained, saved: Trained, model: Any) -> None:
     """RAISES (ConfigError): A pipeline was not saved by the run of a log."""
-    if found := [f"{name}: {one} in the log, {two} in the pipeline" for name, one, two in logged.differences(saved)]:
-        lines = "\n  ".join(printable(line) for line in found)
+    if found := logged.differences(saved):
+        lines = "\n  ".join(map(printable, found))
         raise ConfigError(
             f"Can't use {model} with {run.paths[-1]}: another training has saved it:\n  {lines}\nGive the log and the "
             "pipeline of one training."
