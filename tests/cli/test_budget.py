@@ -56,9 +56,9 @@ def test_budget_keeps_peak_and_warm_up(rate, peak, warmup, corpus, tmp_path):
     assert told[-1].endswith(f"The config is saved to {tmp_path / 'out' / 'budget.cfg'}.")
 
 
-@pytest.mark.parametrize("steps", [7, 30, 47, 151])
+@pytest.mark.parametrize("steps", [7, 8, 57])
 def test_budget_has_the_rate_of_the_config_to_the_last_bit(steps, corpus, tmp_path):
-    """A warm-up computes it from steps: 0.0019 / 47 * 47 is another number."""
+    """A warm-up computes it from steps: after 8 of them it is a last bit above, after 57 below."""
     rate = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.0019, "warmup_steps": steps}
     config = config_for(tmp_path, corpus, steps=5000, training__optimizer__learn_rate=rate)
     assert derived(config, tmp_path)[0]["training"]["optimizer"]["learn_rate"]["initial_rate"] == 0.0019

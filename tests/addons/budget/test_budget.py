@@ -222,7 +222,7 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("evaluation", "limit", "frequency", "least"),
-    [(0.0, "40s", 1000, 8), (3.0, "1m10s", 7, 8), (3.0, "1m10s", 1000, 8), (20.0, "160s", 7, 4)],
+    [(0.0, "40s", 1000, 8), (3.0, "1m10s", 7, 8), (3.0, "1m10s", 1000, 8), (20.0, "160s", 7, 4), (40.0, "160s", 7, 2)],
 )
 def test_budget_of_seconds_ends_in_time(evaluation, limit, frequency, least, corpus, tmp_path, monkeypatch):
     """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before.

@@ -70,12 +70,12 @@ def JSONLinesLogger(path: Optional[Union[str, Path]] = None, every: int = 1) -> 
         from ...loop.components import sums_of_gradients
         from ...loop.run_lock import hold
 
-        path, output = given, output_of_training()
-        if path is None and output is None:
+        output = output_of_training()
+        path = given if given is not None or output is None else output / "log.jsonl"
+        if path is None:
             told = "Steps are not logged: the block of the log has no 'path', and no --output is known"
             print(Printer(no_print=True).info(told), file=stdout, flush=True)
             return lambda info: None, lambda: None
-        path = path or output / "log.jsonl"
         if path.is_dir():
             raise ConfigError(
                 f"Can't write the training log {path}: expected a file, found a folder. Add the name of a file to "
