@@ -949,6 +949,11 @@ def test_checkpoint_resume_of_a_transformer_is_exact(tmp_path):
 
 def test_checkpoint_and_log_lie_in_the_folder_for_models(corpus, tmp_path):
     """Without paths of their own; with them, they stay where these say."""
+
+    def train(config, output):
+        # By its place: by name, this file may have spaCy's own.
+        spacy.training.loop.train(init_nlp(config.interpolate()), output, stdout=io.StringIO(), stderr=io.StringIO())
+
     config = config_for(tmp_path, corpus, steps=5)
     del config["training"]["optimizer"]["checkpoint"]["path"]
     config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1"}
@@ -963,7 +968,7 @@ def test_checkpoint_and_log_lie_in_the_folder_for_models(corpus, tmp_path):
         train(config, None)
     del config["training"]["optimizer"]["checkpoint"]
     told = io.StringIO()
-    spacy_train(init_nlp(config.interpolate()), stdout=told, stderr=io.StringIO())
+    spacy.training.loop.train(init_nlp(config.interpolate()), stdout=told, stderr=io.StringIO())
     assert "Steps are not logged: " in told.getvalue()
     own = config_for(tmp_path, corpus, steps=5)
     own["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(tmp_path / "own.jsonl")}

@@ -72,6 +72,7 @@ class Checkpoint(Attachment):
             return Path(self.path)
         if output is None:
             raise ConfigError(
-                f"Can't save checkpoints: expected --output, or 'path' in {CHECKPOINT}, found neither. Add --output."
+                f"Can't save checkpoints: expected --output, or 'path' in {CHECKPOINT}, found neither. Add --output. "
+                "(In Python, import thinc_torchopt before `train` of spacy.training.loop.)"
             )
         return output / "state"
