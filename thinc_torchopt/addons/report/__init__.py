@@ -10,5 +10,5 @@ commands, style.py their common style.
 from .page import check_output
 from .plots import Point, check_picture, plot_learning_curve, plot_range_test, plot_schedule, plot_study
 from .report import Report, read_report
-from .runs import with_others
+from .runs import logs_in, with_others
 from .suspects import Suspect, Suspects, read_suspects
