@@ -48,7 +48,7 @@ COMMANDS = (
     (
         "suspects",
         "List the annotations that may be wrong.",
-        "spacy torchopt suspects training --output suspects.jsonl",
+        "spacy torchopt suspects training/config --output suspects.jsonl",
     ),
     (
         "params",
