@@ -1,6 +1,7 @@
 """The recorder of a run. What it says of a pass is computed again, from spaCy's own losses."""
 
 import logging
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy
@@ -12,9 +13,11 @@ from spacy.training import Example
 from thinc_torchopt.addons.recorder import Recorder
 from thinc_torchopt.addons.recorder.recorder import RunRecorder
 from thinc_torchopt.addons.recorder.signals import listening
+from thinc_torchopt.core import whole_batches
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.kinds import kind_in
 from thinc_torchopt.core.record import FOLDER, Record, digest
+from thinc_torchopt.loop.faster import SWITCH
 
 from ...models import ready_pipeline
 from ...runs import config_for, contents, digests, run
@@ -213,3 +216,34 @@ def test_recorder_tells_once_what_it_leaves_out(tmp_path, caplog):
         "Recorder: Component 'span_finder' is not recorded: its factory, 'span_finder', is none that is."
     ]
     assert list(recorder.state_dict()["components"]) == ["tagger"]
+
+
+# ---------------------------------------------------------------------- on a transformer
+
+
+@pytest.mark.parametrize("kind", ["tagger", "three heads", "spancat", "textcat"])
+def test_listening_leaves_batches_of_a_transformer_whole(tmp_path, monkeypatch, kind):
+    """Weights and losses to the last bit, on the fast path: see core/whole_batches.py."""
+    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+    from ...core.test_whole_batches import KINDS, pipeline
+    from ...loop.test_faster import update as update_faster
+
+    monkeypatch.setenv(SWITCH, "1")
+    found, calls, call = [], [], whole_batches._Head.__call__
+    monkeypatch.setattr(
+        whole_batches._Head,
+        "__call__",
+        lambda self, *given, **more: calls.append(self.batch is not None) or call(self, *given, **more),
+    )
+    for listens in (False, True):
+        nlp, examples = pipeline(tmp_path, KINDS[kind])
+        with ExitStack() as stack:
+            signals = []
+            for name in KINDS[kind] if listens else ():
+                stack.enter_context(listening(nlp.get_pipe(name).model, kind_in(nlp, name), signals.append))
+            losses = update_faster(nlp, examples, times=2)
+        found.append((losses, nlp.to_bytes()))
+    assert found[0] == found[1]
+    assert calls == [True] * 4 * len(KINDS[kind])
+    assert [len(signal.docs) for signal in signals] == [len(examples)] * 2 * len(KINDS[kind])
+    assert all(numpy.isfinite(hardness).any() for signal in signals for hardness, _ in signal.by_text())
