@@ -16,9 +16,10 @@ from spacy.pipeline import EntityLinker
 from spacy.training import Example
 
 from ..core.parser_backprop import batch_backprop_on_gpu
+from ..core.parser_updates import update_of_parser
 from ..core.truths import KeptExamples
 from ..core.whole_batches import whole_batches
-from ..core.word_losses import word_losses
+from ..core.word_losses import update_of_words
 from ..core.wordpieces import keep_wordpieces
 from .events import Control, EpochBegin, StepBegin
 
@@ -71,9 +72,10 @@ class Faster:
             nlp.update(list(examples), sgd=False, exclude=exclude, annotates=annotates, **arguments)  # type: ignore[arg-type]
             return
         kept = self._kept.of(examples)
-        with whole_batches(nlp), word_losses(called):
+        with whole_batches(nlp):
             for proc in called:
-                proc.update(kept, sgd=None, **arguments)
+                update = update_of_words(proc) or update_of_parser(proc) or proc.update
+                update(kept, sgd=None, **arguments)
 
     def on_epoch_begin(self, event: EpochBegin, control: Control) -> None:
         """Let the garbage collector leave alone what is there now: the corpus, the pipeline, and the answers
