@@ -17,6 +17,7 @@ from spacy.training import Example
 
 from ..core.parser_backprop import batch_backprop_on_gpu
 from ..core.parser_updates import update_of_parser
+from ..core.read_once import THEIRS
 from ..core.truths import KeptExamples
 from ..core.whole_batches import whole_batches
 from ..core.word_losses import update_of_words
@@ -25,9 +26,6 @@ from .events import Control, EpochBegin, StepBegin
 
 # Set to "0", all is done as spaCy does it: to compare, in tests.
 SWITCH: Final = "THINC_TORCHOPT_FASTER"
-# Their components leave the texts of an update as they are, but for entity linkers, which write entities and remove
-# them again.
-_THEIRS = ("spacy.", "spacy_transformers.", "spacy_curated_transformers.")
 
 
 class Faster:
@@ -102,5 +100,6 @@ def _is_plain(nlp: Language) -> bool:
 
 
 def _leaves_texts(proc: Any) -> bool:
-    is_theirs = type(proc).__module__.startswith(_THEIRS) and "update" not in getattr(proc, "__dict__", ())
+    """Whether an update leaves texts as they are. An entity linker writes entities, and removes them again."""
+    is_theirs = type(proc).__module__.startswith(THEIRS) and "update" not in getattr(proc, "__dict__", ())
     return is_theirs and not isinstance(proc, EntityLinker)
