@@ -241,7 +241,8 @@ def run_spacy(args, folder, monkeypatch):
         (folder / definition).write_text(RULES)
     # Trials are short ones here: of an option that is given twice, the last one counts.
     small = flags_of({"training.batcher.size": 40})
-    quick = ["--steps", "2", "--seeds", "1"] if args[1] in ("try", "tune") else []
+    steps = "4" if "--amounts" in args else "2"
+    quick = ["--steps", steps, "--seeds", "1"] if args[1] in ("try", "tune") else []
     if args[1] == "find-lr":
         quick = [
             "--steps",

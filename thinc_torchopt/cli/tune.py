@@ -51,7 +51,7 @@ from ..core.errors import ConfigError
 from ..core.tables import print_table
 from ..loop.progress_bars import Bar, show_progress
 from ..loop.setup import config_errors
-from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
+from ._command import BEST_CONFIG, CODE, GPU, JSON, PICTURE_BESIDE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, show
 from ._setup import read_overrides
 from .find_lr import find_peak
@@ -92,9 +92,7 @@ def tune(
         Path("tune.db"), "--study", help="SQLite file of the study. An existing study is continued", dir_okay=False
     ),
     output_path: Optional[Path] = BEST_CONFIG,
-    picture_path: Optional[Path] = Opt(
-        None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs matplotlib"
-    ),
+    picture_path: Optional[Path] = PICTURE_BESIDE,
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,
