@@ -34,7 +34,7 @@ class KeptExample(Example):
         SOURCE: spacy/training/example.pyx (3.8), `Example.alignment`: it signs all that the tokens of a text have.
         """
         _ = self.alignment
-        signatures = self._x_sig, self._y_sig
+        signatures = self._x_sig, self._y_sig  # type: ignore[attr-defined]
         found = self._answers.get(key)
         if found is None or found[0] != signatures:
             found = self._answers[key] = signatures, compute()
