@@ -19,7 +19,7 @@ from ..addons.streams.streams import make_model, write_stream
 from ..conftest import ROOT
 from ..spacy_cli import QUICK, spacy_cli, toy_corpus
 
-ORDER = "init convert explain train report params schedule checkpoint try tune find-lr learn controller"
+ORDER = "init convert explain train report suspects params schedule checkpoint try tune find-lr learn controller"
 # These train, for long: see the tests of these commands. Here, their arguments are read.
 LONG = ("train", "try", "tune", "find-lr")
 RULES = {
@@ -52,8 +52,8 @@ def test_help_examples_work(tmp_path, monkeypatch):
         assert words[:3] == ["spacy", "torchopt", name]
         assert spacy_cli("torchopt", name, "--help").stdout.endswith(f"  Example:\n  {example}\n")
         if name == "learn":
-            shutil.rmtree("training/model-best")
-            make_model(Path("training/model-best"))
+            shutil.rmtree("training/config/model-best")
+            make_model(Path("training/config/model-best"))
             write_stream(Path("stream.jsonl"), 3)
         if name in LONG:
             loaded[name].make_context(name, words[3:])
@@ -62,8 +62,10 @@ def test_help_examples_work(tmp_path, monkeypatch):
         if name == "init":
             spacy_cli("torchopt", "init", "config.cfg", "config.cfg", "--recipe", "robust")
             # Written down, as explain compares the config with that of the checkpoints.
-            Config().from_disk("config.cfg", interpolate=False, overrides=QUICK).to_disk("config.cfg")
-            spacy_cli("train", "config.cfg", "--output", "training")
+            config = Config().from_disk("config.cfg", interpolate=False, overrides=QUICK)
+            config["training"]["optimizer"]["recorder"] = {"@misc": "thinc-torchopt.Recorder.v1"}
+            config.to_disk("config.cfg")
+            spacy_cli("train", "config.cfg", "--output", "training/config")
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")

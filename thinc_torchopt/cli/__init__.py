@@ -38,12 +38,17 @@ COMMANDS = (
     (
         "train",
         "Train in several processes, or within a budget.",
-        "spacy torchopt train config.cfg --output training --budget 20m",
+        "spacy torchopt train config.cfg --output training/config --budget 20m",
     ),
     (
         "report",
         "Show how a training went, or compare several.",
-        "spacy torchopt report training/log.jsonl --model training/model-best --output report.html",
+        "spacy torchopt report training/config --output report.html",
+    ),
+    (
+        "suspects",
+        "List the annotations that may be wrong.",
+        "spacy torchopt suspects training/config --output suspects.jsonl",
     ),
     (
         "params",
@@ -58,7 +63,7 @@ COMMANDS = (
     (
         "checkpoint",
         "Show what is inside the checkpoints of a run.",
-        "spacy torchopt checkpoint training/config-state",
+        "spacy torchopt checkpoint training/config/state",
     ),
     (
         "try",
@@ -78,7 +83,7 @@ COMMANDS = (
     (
         "learn",
         "Go on learning from texts with labels, as they come in.",
-        "spacy torchopt learn training/model-best stream.jsonl --output learned",
+        "spacy torchopt learn training/config/model-best stream.jsonl --output learned",
     ),
     (
         "controller",
@@ -86,7 +91,7 @@ COMMANDS = (
         "spacy torchopt controller rules.yaml",
     ),
 )
-add_commands(torchopt_cli, COMMANDS, without_overrides=("checkpoint", "convert", "report"))
+add_commands(torchopt_cli, COMMANDS, without_overrides=("checkpoint", "convert", "report", "suspects"))
 cli_util().app.add_typer(torchopt_cli)
 
 # spaCy's own commands stay as they are, unless their config names something of ours.

@@ -120,9 +120,8 @@ def tune(
         source = source.write_overrides("training.optimizer.")
         warned: list[str] = []
         if recipe is not None:
-            state_path = f"training/{(output_path or config_path).stem}-state"
             with config_errors(path=config_path):
-                draft, text = rewrite(source.text, config_path, Recipe.of(recipe), state_path, source.overrides)
+                draft, text = rewrite(source.text, config_path, Recipe.of(recipe), source.overrides)
             warned = [*draft.warnings, *not_written(source.overrides, source.text, text, in_trials=True)]
             source.text = text
         space = _space(source, given or (), overridden)

@@ -338,7 +338,7 @@ def _rewritten_by(
     texts, best, notes, refused, cause = {_BASE: source.text}, None, [], 0, ""
     for recipe in dict.fromkeys([Recipe.best, *chosen]):
         try:
-            text, warned = _rewritten(source, recipe, output)
+            text, warned = _rewritten(source, recipe)
         except ConfigError as error:
             if recipe in chosen:
                 notes.append(f"Not tried: {recipe.value}. {error}")
@@ -364,11 +364,10 @@ def _rewritten_by(
     return texts, best, notes
 
 
-def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tuple[str, list[str]]:
+def _rewritten(source: ConfigSource, recipe: Recipe) -> tuple[str, list[str]]:
     """The text of the config with a recipe, and warnings. RAISES (ConfigError): The recipe can't be used."""
-    state_path = f"training/{(output or source.path).stem}-state"
     with config_errors(path=source.path):
-        draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
+        draft, text = rewrite(source.text, source.path, recipe, source.overrides)
         warnings = [*draft.warnings, *not_written(source.overrides, source.text, text, in_trials=True)]
         if draft.is_unchanged or source.load(text) == source.load():
             return source.text, warnings
