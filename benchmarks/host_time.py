@@ -1,12 +1,12 @@
 """CPU time of a transformer's training without torch's module, by word: on a GPU, the device waits for it.
 
-    python benchmarks/host_time.py [--tasks tagger,ner,textcat,shared] [--runs 3] [--json out.json]
+    python benchmarks/host_time.py [--tasks tagger,ner,textcat,spancat,shared] [--runs 3] [--json out.json]
     python benchmarks/host_time.py --equal
 
 A BERT with random weights of 2 layers and MiniLM's tokenizer, on ../shared/data's EWT in texts of four sentences, 32 a
-batch, in windows of 128 words. Tags are EWT's, entities its runs of proper nouns, categories its genres; `shared` is a
-tagger, a parser and an entity recognizer on one transformer. The second and third epoch over the first 320 texts are
-measured. Contestants take turns, each run in a process of its own:
+batch, in windows of 128 words. Tags are EWT's, entities and spans its runs of proper nouns, categories its genres;
+`shared` is a tagger, a parser and an entity recognizer on one transformer. The second and third epoch over the first
+320 texts are measured. Contestants take turns, each run in a process of its own:
 
     spacys    this package's loop with THINC_TORCHOPT_FASTER=0: texts are copied, read and aligned in each update
     ours      the loop as it is
@@ -45,7 +45,8 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-TASKS = {"tagger": ["tagger"], "ner": ["ner"], "textcat": ["textcat"], "shared": ["tagger", "parser", "ner"]}
+ONE = ("tagger", "ner", "textcat", "spancat")
+TASKS = {name: [name] for name in ONE} | {"shared": ["tagger", "parser", "ner"]}
 TEXTS, BATCH, BEGIN, END = 320, 32, 10, 30
 # Milliseconds of the device for the module's passes over 2,080 words, and of the host to launch them; microseconds of
 # the host for another operation, and for a wait.
@@ -75,6 +76,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "use_reduce_last": False,
         "use_reduce_max": False,
         "use_reduce_mean": True,
+        "tok2vec": LISTENER,
+    },
+    "spancat": {
+        "@architectures": "spacy.SpanCategorizer.v1",
+        "reducer": {"@layers": "spacy.mean_max_reducer.v1", "hidden_size": 64},
+        "scorer": {"@layers": "spacy.LinearLogistic.v1"},
         "tok2vec": LISTENER,
     },
 }
@@ -183,6 +190,7 @@ def make_inputs(folder: Path) -> None:
                     else:
                         runs.append([token.i])
             text.set_ents([Span(text, run[0], run[-1] + 1, "NAME") for run in runs], default="outside")
+            text.spans["sc"] = list(text.ents)
             text.cats = {one: float(one == genre) for one in sorted(set(genres))}
             if 20 <= len(text) <= 150:
                 found.add(text)

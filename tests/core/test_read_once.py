@@ -22,6 +22,7 @@ from thinc_torchopt.core.read_once import (
     read_once_in_initialize,
 )
 
+from ..addons.fine_tuning.small_transformers import config_with, kind  # noqa: F401
 from ..models import toy_examples
 from ..runs import config_for, contents, digests, run
 
@@ -79,6 +80,11 @@ def test_read_once_training_is_the_same(tmp_path, corpus, reads, monkeypatch, ma
         assert counts[0]["train"] == counts[1]["train"]
     else:
         assert counts[0]["train"] == 1 and counts[1]["train"] >= 6
+
+
+def test_read_once_with_a_transformer(tmp_path, corpus, reads, kind):  # noqa: F811
+    run(config_with(kind, tmp_path, corpus), tmp_path / "output")
+    assert reads == {"train": 1, "dev": 1}
 
 
 def nlp_and_reader(corpus, **settings):

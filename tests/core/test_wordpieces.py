@@ -153,16 +153,37 @@ def test_docs_with_the_same_words_and_other_spaces_differ():
         assert_same(kept.read(tokenizer, spans), theirs(tokenizer, spans))
 
 
-@pytest.mark.parametrize("block", [None, {"window_pieces": 12, "max_batch_pieces": 60}])
-def test_trainings_are_theirs(tmp_path, corpus, monkeypatch, block):
+# The settings of a training, of its optimizer, and of its fine-tuning.
+TRAININGS = {
+    "plain": ({}, {}, None),
+    "windows": ({}, {}, {"window_pieces": 12, "max_batch_pieces": 60}),
+    "accumulated": ({"accumulate_gradient": 3}, {}, None),
+    # The rate ruins the params: after two more steps they are brought back.
+    "rolled back": ({}, {"rollback_after": 2, "learn_rate": [1e39 if i == 7 else 0.01 for i in range(40)]}, None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.RollbackWarning")
+@pytest.mark.parametrize("training", TRAININGS)
+def test_trainings_are_theirs(tmp_path, corpus, monkeypatch, training):
     """Over epochs and evaluations, with an entity recognizer that draws where to cut; stopped between, and resumed."""
+    changes, settings, block = TRAININGS[training]
+
+    def config_of(state):
+        config = config_with("spacy", tmp_path, corpus, block=block, settings=settings, state=state)
+        config["training"] |= changes
+        config["components"]["ner"]["update_with_oracle_cut_size"] = 4
+        return config
+
     found = {}
     for switch in ("0", "1"):
         monkeypatch.setenv("THINC_TORCHOPT_FASTER", switch)
-        config = config_with("spacy", tmp_path, corpus, block=block, state=switch)
-        found[switch] = run(config, tmp_path / f"output-{switch}")
-    config, output = config_with("spacy", tmp_path, corpus, block=block, state="stopped"), tmp_path / "output"
+        found[switch] = run(config_of(switch), tmp_path / f"output-{switch}")
+    config, output = config_of("stopped"), tmp_path / "output"
     found["stopped"] = run(config, output, crash_at=8) | run(config, output)
     assert found["0"] == found["1"] == found["stopped"] and len(found["0"]) == 13
+    assert ("('rollbacks', 1)" in found["1"][12]) == (training == "rolled back")
     files = [digests(tmp_path / name) for name in ("output-0", "output-1", "output")]
     assert files[0] == files[1] == files[2]

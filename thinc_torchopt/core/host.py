@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from spacy.language import Language
+    from spacy.tokens import Doc
 
     from .inserted import Insertion
 
@@ -254,6 +255,22 @@ def rehearsal_model_of(pipe: Any) -> Model[Any, Any] | None:
     """
     model = getattr(pipe, "_rehearsal_model", None)
     return model if isinstance(model, Model) else None
+
+
+def has_multitasks(parser: Any) -> bool:
+    """Whether a parser or NER has other objectives beside its own.
+
+    SOURCE: spacy/pipeline/transition_parser.pyx, `Parser._multitasks`.
+    """
+    return bool(parser._multitasks)
+
+
+def add_labels_of(parser: Any, docs: Sequence[Doc]) -> None:
+    """Add the labels of texts to NER, as its updates do; a parser gets none.
+
+    SOURCE: spacy/pipeline/transition_parser.pyx, `Parser._ensure_labels_are_added`.
+    """
+    parser._ensure_labels_are_added(docs)
 
 
 def components_of(nlp: Language) -> list[tuple[str, Any]]:

@@ -26,6 +26,9 @@ from srsly.msgpack import msgpack_decoders
 
 Reader = Callable[[Language], Iterable[Example]]
 
+# Their components leave texts and annotations as they are.
+THEIRS = ("spacy.", "spacy_transformers.", "spacy_curated_transformers.")
+
 
 class ReadOnce:
     """A reader that reads once, and again only if the files or the tokenizer have changed.
@@ -134,11 +137,11 @@ def _train_reader_of(get_examples: Any) -> Any:
 
 
 def _is_plain(nlp: Language) -> bool:
-    """Whether nothing but spaCy's own code sees the examples while the pipeline is initialized."""
+    """Whether only code of spaCy and its transformers sees the examples while the pipeline is initialized."""
     settings = nlp.config["initialize"]
     parts = [pipe for _, pipe in nlp.pipeline if hasattr(pipe, "initialize")]
-    are_spacys = all(type(part).__module__.startswith("spacy.") for part in parts)
-    return are_spacys and settings["before_init"] is None and settings["after_init"] is None
+    are_theirs = all(type(part).__module__.startswith(THEIRS) for part in parts)
+    return are_theirs and settings["before_init"] is None and settings["after_init"] is None
 
 
 def batches_of_kept(train_data: Any) -> Any:
@@ -178,7 +181,7 @@ def evaluation_of_kept(nlp: Language, evaluate: Any) -> Any:
     parts = [(type(pipe), getattr(pipe, "scorer", None)) for _, pipe in nlp.pipeline if hasattr(pipe, "score")]
     modules = [str(getattr(one, "__module__", "spacy.")) for part in parts for one in part]
     # A scorer of the user may change the annotations.
-    if not can_be_kept(reader) or not all(module.startswith("spacy.") for module in modules):
+    if not can_be_kept(reader) or not all(module.startswith(THEIRS) for module in modules):
         return evaluate
     found = inspect.getclosurevars(evaluate).nonlocals
     if found.keys() != {"nlp", "dev_corpus", "weights"}:

@@ -1,8 +1,8 @@
 """One loss for all words of a batch.
 
 spaCy's taggers compute their loss text by text: labels become rows of zeros and ones, which are checked, and each of
-these checks and sums is a wait on a GPU. For the time of an update, `word_losses` lets them take the same differences
-for all words of a batch. Their own `get_loss` tells once what a text teaches, which is kept as an id for each word.
+these checks and sums is a wait on a GPU. `update_of_words` takes the same differences for all words of a batch. Their
+own `get_loss` tells once what a text teaches, which is kept as an id for each word.
 
 Gradients are the same to the bit; losses too, but on a GPU, where the batch has one sum. Scores that are no numbers
 are an error behind the backward pass.
@@ -13,8 +13,7 @@ SOURCE: spacy/pipeline/tagger.pyx (3.8), `Tagger.update`; thinc/loss.py (8.3), `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,16 +23,8 @@ from spacy.errors import Errors
 from spacy.pipeline import EditTreeLemmatizer, Morphologizer, SentenceRecognizer, Tagger
 from thinc.api import set_dropout_rate, to_categorical
 
-from .host import swap
 from .truths import KeptExample
 
-# The attributes of tokens that each reads.
-_READ: dict[type, tuple[str, ...]] = {
-    Tagger: ("TAG",),
-    Morphologizer: ("POS", "MORPH"),
-    SentenceRecognizer: ("SENT_START",),
-    EditTreeLemmatizer: ("LEMMA",),
-}
 # As a score, it tells a label (a negative difference) from all others, and from a word without a label (none).
 _PROBE = numpy.float32(0.123456789)
 
@@ -65,8 +56,8 @@ def _update(
 ) -> dict[str, float]:
     docs, cfg = [example.x for example in examples], pipe.cfg
     version = hash((pipe.labels, cfg.get("label_smoothing"), cfg.get("neg_prefix")))
-    key, reads = (pipe.name, version), _READ[type(pipe)]
-    truths = [example.answer(_ids_of, pipe, example, reads=reads, key=key) for example in examples if len(example.x)]
+    key = pipe.name, version
+    truths = [example.answer(key, partial(_ids_of, pipe, example)) for example in examples if len(example.x)]
     if len(truths) < len(docs) or any(ids is None for ids in truths):
         theirs: dict[str, float] = type(pipe).update(pipe, examples, drop=drop, losses=losses)
         return theirs
@@ -92,14 +83,10 @@ def _update(
     return losses
 
 
-@contextmanager
-def word_losses(pipes: Sequence[Any]) -> Iterator[None]:
-    """Let taggers, morphologizers, senters and lemmatizers do so in an update with kept examples."""
-    with ExitStack() as back:
-        for pipe in pipes:
-            if type(pipe) in _READ and _is_spacys(pipe.update) and _is_spacys(pipe.get_loss):
-                back.callback(swap(pipe, "update", partial(_update, pipe)))
-        yield
+def update_of_words(pipe: Any) -> Callable[..., Any] | None:
+    """The update of a tagger, morphologizer, senter or lemmatizer with kept examples. None: it is another component."""
+    is_one = type(pipe) in (Tagger, Morphologizer, SentenceRecognizer, EditTreeLemmatizer)
+    return partial(_update, pipe) if is_one and _is_spacys(pipe.update) and _is_spacys(pipe.get_loss) else None
 
 
 def _is_spacys(method: Any) -> bool:

@@ -16,17 +16,16 @@ from spacy.pipeline import EntityLinker
 from spacy.training import Example
 
 from ..core.parser_backprop import batch_backprop_on_gpu
+from ..core.parser_updates import update_of_parser
+from ..core.read_once import THEIRS
 from ..core.truths import KeptExamples
 from ..core.whole_batches import whole_batches
-from ..core.word_losses import word_losses
+from ..core.word_losses import update_of_words
 from ..core.wordpieces import keep_wordpieces
 from .events import Control, EpochBegin, StepBegin
 
 # Set to "0", all is done as spaCy does it: to compare, in tests.
 SWITCH: Final = "THINC_TORCHOPT_FASTER"
-# Their components leave the texts of an update as they are, but for entity linkers, which write entities and remove
-# them again.
-_THEIRS = ("spacy.", "spacy_transformers.", "spacy_curated_transformers.")
 
 
 class Faster:
@@ -71,9 +70,10 @@ class Faster:
             nlp.update(list(examples), sgd=False, exclude=exclude, annotates=annotates, **arguments)  # type: ignore[arg-type]
             return
         kept = self._kept.of(examples)
-        with whole_batches(nlp), word_losses(called):
+        with whole_batches(nlp):
             for proc in called:
-                proc.update(kept, sgd=None, **arguments)
+                update = update_of_words(proc) or update_of_parser(proc) or proc.update
+                update(kept, sgd=None, **arguments)
 
     def on_epoch_begin(self, event: EpochBegin, control: Control) -> None:
         """Let the garbage collector leave alone what is there now: the corpus, the pipeline, and the answers
@@ -100,5 +100,6 @@ def _is_plain(nlp: Language) -> bool:
 
 
 def _leaves_texts(proc: Any) -> bool:
-    is_theirs = type(proc).__module__.startswith(_THEIRS) and "update" not in getattr(proc, "__dict__", ())
+    """Whether an update leaves texts as they are. An entity linker writes entities, and removes them again."""
+    is_theirs = type(proc).__module__.startswith(THEIRS) and "update" not in getattr(proc, "__dict__", ())
     return is_theirs and not isinstance(proc, EntityLinker)

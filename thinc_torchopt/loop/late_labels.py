@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
-import numpy
 import torch
 from spacy.attrs import ENT_TYPE
 from spacy.language import Language
@@ -105,6 +104,6 @@ def _labels_in(batch: Iterable[Example]) -> set[str]:
     found: set[str] = set()
     for example in batch:
         for doc in (example.predicted, example.reference):
-            keys = numpy.unique(doc.to_array(ENT_TYPE)).tolist()
-            found.update(doc.vocab.strings[key] for key in keys if key)
+            keys = {*doc.to_array(ENT_TYPE).tolist()} - {0}
+            found.update(doc.vocab.strings[key] for key in keys)
     return found
