@@ -7,7 +7,9 @@ that was not found is missed, an arc of a word that is none is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from spacy.language import Language
@@ -15,6 +17,11 @@ from spacy.pipeline import MultiLabel_TextCategorizer, SpanFinder, TextCategoriz
 from spacy.tokens import Doc, Span, Token
 from spacy.training import Example
 
+from .labels import shown, title_of
+from .log_file import number
+
+# The scores of a kind that a sentence is about, by its key.
+_SCORED = re.compile(r"(ents|sents|spans_.+|cats|tag|pos|morph|lemma|dep)_(?:micro_f|f|acc|las)")
 # spaCy's scorer of trees leaves them out.
 _NO_DEPS = ("p", "punct")
 # The row of arcs of words that are not those of the annotated text: spaCy counts them in its total alone.
@@ -65,6 +72,24 @@ class Kind:
         """Items as the table of labels counts them. annotated (Items): Of the same text."""
         return items
 
+    def told(self, scores: Mapping[str, Any]) -> str:
+        """How many predictions are right, in a sentence. scores (Mapping): spaCy's. Empty: this is not in them."""
+        return self._told_of(scores, self.key)
+
+    def _told_of(self, scores: Mapping[str, Any], name: str) -> str:
+        """For annotations that are found or not. name (str): Of precision and recall, without their letter."""
+        p, r = (number(scores.get(f"{name}_{letter}")) for letter in "pr")
+        labels = scores.get(f"{self.key}_per_type")
+        title = title_of(self.key)
+        what = shown(*labels) if isinstance(labels, Mapping) and len(labels) == 1 else title[:1].lower() + title[1:]
+        known = not math.isnan(p) and not math.isnan(r)
+        return f"Finds {_of_100(r)} {what}; {_of_100(p)} that it names are right." if known else ""
+
+
+def _of_100(share: float) -> str:
+    """A share in words: "66 of 100". Only all are 100, and only none are 0."""
+    return f"{max(min(round(100 * share), 99 + (share == 1)), share > 0):d} of 100"
+
 
 # ---------------------------------------------------------------------- of tokens
 
@@ -73,6 +98,11 @@ class TokenLabels(Kind):
     """Tags, parts of speech, or lemmas. SOURCE: spacy/scorer.py, `score_token_attr`."""
 
     is_of_tokens = True
+
+    def told(self, scores: Mapping[str, Any]) -> str:
+        right = number(scores.get(f"{self.key}_acc"))
+        what = {"pos": "part of speech", "morph": "morphology"}.get(self.key, self.key)
+        return "" if math.isnan(right) else f"{_of_100(right)} words get the right {what}."
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         annotated = {
@@ -116,6 +146,11 @@ class Trees(Kind):
     """
 
     is_of_tokens = True
+
+    def told(self, scores: Mapping[str, Any]) -> str:
+        heads, arcs = (number(scores.get(f"{self.key}_{name}")) for name in ("uas", "las"))
+        known = not math.isnan(heads) and not math.isnan(arcs)
+        return f"{_of_100(heads)} words get the right head; {_of_100(arcs)} the right label, too." if known else ""
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         reference = example.reference
@@ -234,6 +269,12 @@ class Categories(Kind):
         annotated_items, predicted = ({Item(name, name): place for name in names} for names in (held, chosen))
         return annotated_items, predicted
 
+    def told(self, scores: Mapping[str, Any]) -> str:
+        right = number(scores.get(f"{self.key}_micro_p"))
+        if self._threshold is not None or math.isnan(right):
+            return self._told_of(scores, f"{self.key}_micro")
+        return f"{_of_100(right)} texts get the right category."
+
     def values(self, example: Example) -> tuple[dict[str, float], dict[str, float]]:
         """The annotated values and the scores of the component's categories."""
         annotated, scores = (
@@ -258,6 +299,22 @@ def kinds_of(nlp: Language, examples: Sequence[Example]) -> list[tuple[Kind, lis
                 same = (type(kind), kind.key, name if isinstance(kind, Categories) else getattr(kind, "_label", None))
                 found.setdefault(same, (kind, []))[1].append(name)
     return list(found.values())
+
+
+def sentences(scores: Mapping[str, Any], factories: Collection[str]) -> Iterator[str]:
+    """How good a pipeline is, in a sentence for each kind that scores are of. factories: Of its components."""
+    keys = [found[1] for name in scores if (found := _SCORED.fullmatch(name))]
+    is_exclusive = "textcat" in factories and "textcat_multilabel" not in factories
+    for key in dict.fromkeys(keys):
+        kind: Kind = Kind(key)
+        if key == "cats":
+            kind = Categories(key, (), None if is_exclusive else 0.5)
+        elif key == "dep":
+            kind = Trees(key)
+        elif key in ("tag", "pos", "morph", "lemma"):
+            kind = TokenLabels(key)
+        if told := kind.told(scores):
+            yield told
 
 
 def _kinds(what: str, pipe: Any, examples: Sequence[Example]) -> Iterator[Kind]:

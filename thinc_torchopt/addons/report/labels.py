@@ -247,11 +247,13 @@ class Trained:
     components (list[str]): Their names, and which are frozen.
     config (dict): The blocks of the config that say how, interpolated: at least "training", if it is known.
     scores (dict): Those of the saved pipeline, as meta.json has them. Empty: there is no such file.
+    factories (list[str]): Of the components, as far as they are known.
     """
 
     components: list[str]
     config: dict[str, Any]
     scores: dict[str, Any] = field(default_factory=dict)
+    factories: list[str] = field(default_factory=list)
 
     def corpus(self, name: str) -> str:
         """The path of a corpus. name (str): "train" or "dev". RETURNS (str): Empty: its reader has none."""
@@ -268,8 +270,9 @@ def read_line(found: Mapping[str, Any]) -> Trained:
     config = found.get("config")
     config = config if isinstance(config, dict) else {}
     components = found.get("components")
-    components = components if isinstance(components, list) else []
-    return Trained(_told([one.get("name") for one in components if isinstance(one, dict)], config), config)
+    components = [one for one in components if isinstance(one, dict)] if isinstance(components, list) else []
+    factories = _texts([one.get("factory") for one in components])
+    return Trained(_told([one.get("name") for one in components], config), config, factories=factories)
 
 
 def read_folder(folder: Path) -> Trained:
@@ -297,7 +300,8 @@ def read_folder(folder: Path) -> Trained:
         config = config.interpolate()
     meta = meta if isinstance(meta, dict) else {}
     kept = {name: config.get(name, {}) for name in ("paths", "corpora", "training")}
-    return Trained(_told(_block(config, "nlp").get("pipeline"), config), kept, _block(meta, "performance"))
+    factories = _texts([_block(config["components"], name).get("factory") for name in _block(config, "components")])
+    return Trained(_told(_block(config, "nlp").get("pipeline"), config), kept, _block(meta, "performance"), factories)
 
 
 def _told(names: Any, config: Mapping[str, Any]) -> list[str]:
