@@ -345,7 +345,7 @@ def test_init_and_explain_count_labels_and_texts(tmp_path, monkeypatch):
         f"annotated in other ways: {15 - same} of the 125 texts in [corpora.train], such as 'Ada went home",
         "100 of the 100 texts in [corpora.dev] stand in [corpora.train], too, such as 'Ada went home",
     ]
-    assert all(line in told for line in [*lines, *doubts]) and "In dev.spacy: Entities: DRUG 56 and drug 4." in told
+    assert all(line in told for line in [*lines, *doubts]) and "of dev.spacy. Entities: DRUG 56 and drug 4." in told
     *_, one, explain, other, train = told.splitlines()
     assert (one, other) == ("To check it and see what it will do:", "To train:")
     assert explain.endswith("torchopt explain new.cfg") and "spacy train new.cfg --output" in train

@@ -158,7 +158,6 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
         f"{_hardware(wish, config)}.{by} {told}",
         evaluation(paths, wish, dev, log=log) + by_hand,
-        *([] if dev is None else [f"In {paths['dev']}: {' '.join(dev.annotations.lines())}"]),
     ]
     warnings = [f"Left out: {one}." for one in choice.left_out]
     warnings += notes_on(choice, found) + notes_on_language(lang, examples)
@@ -523,4 +522,5 @@ def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Corpus | None, 
     told = f"Evaluates on {count(len(dev.examples), 'text')} of {paths['dev']}"
     if wish.split is not None:
         told += f", {wish.split:.0%} of the texts, drawn at random; the others are in {paths['train']}"
-    return f"{told}. Logs each step to {wish.overrides.get('training.logger.logger2.path', wish.log_path or log)}."
+    logs = f"Logs each step to {wish.overrides.get('training.logger.logger2.path', wish.log_path or log)}."
+    return " ".join([f"{told}.", *dev.annotations.lines(), logs])
