@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy
 import pytest
 import spacy
+from hypothesis import example as case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spacy.tokens import Doc, DocBin, Span
@@ -373,26 +374,37 @@ COUNTED = {
 MANY = ("DRUG", "drug", "side effect", "side-effect", "OTHER")
 
 
-@st.composite
-def labelled(draw):
-    """Pairs of a text and a label, of which some stand there again, and the pairs of another corpus."""
-    numbers = [draw(st.sampled_from((0, 1, 8, 9, 10, 11, 40, 400))) for _ in MANY]
-    words = draw(st.sampled_from((3, 4, 5, 9)))
+def labelled(numbers, words, again, turned, both, n_dev):
+    """Pairs of a text and a label, of which some stand there again, and the pairs of another corpus.
+
+    numbers: Of texts with each label. words: How many there are in each text, after the first. again: Texts that stand
+    there twice; turned: those of them with another label. both: Texts of the other corpus that are in this one.
+    """
     pairs = [
         (" ".join([f"{label.replace(' ', '')}{i}", *["x"] * words]), label)
         for label, n in zip(MANY, numbers)
         for i in range(n)
     ]
-    again = pairs[: draw(st.sampled_from((0, 1, 2, 12, 60)))]
-    turned = draw(st.sampled_from((0, 1, 2, 8)))
-    again = [(text, "OTHER" if i < turned else label) for i, (text, label) in enumerate(again)]
-    both = draw(st.sampled_from((0, 1, 2, 30)))
-    dev = [*pairs[:both], *((f"dev {i} x x x x", "drug") for i in range(draw(st.sampled_from((1, 99, 140)))))]
-    return pairs + again, dev
+    twice = [(text, "OTHER" if i < turned else label) for i, (text, label) in enumerate(pairs[:again])]
+    return pairs + twice, [*pairs[:both], *((f"dev {i} x x x x", "drug") for i in range(n_dev))]
+
+
+NUMBERS = st.sampled_from((0, 1, 8, 9, 10, 11, 40, 400))
+CORPORA = st.builds(
+    labelled,
+    numbers=st.tuples(*[NUMBERS] * len(MANY)),
+    words=st.sampled_from((3, 4, 5, 9)),
+    again=st.sampled_from((0, 1, 2, 12, 60)),
+    turned=st.sampled_from((0, 1, 2, 8)),
+    both=st.sampled_from((0, 1, 2, 30)),
+    n_dev=st.sampled_from((1, 99, 140)),
+)
 
 
 @settings(max_examples=settings.default.max_examples // 2, deadline=None)
-@given(component=st.sampled_from([*COUNTED]), corpora=labelled())
+@given(component=st.sampled_from([*COUNTED]), corpora=CORPORA)
+@case(component="ner", corpora=labelled([40] * 5, words=3, again=0, turned=0, both=30, n_dev=140))
+@case(component="textcat", corpora=labelled([0, 0, 0, 40, 340], words=3, again=0, turned=0, both=0, n_dev=1))
 def test_data_check_counts_labels_and_texts(component, corpora):
     """Each number that is told is counted once more in the pairs that the texts were made from."""
     nlp, read = pipeline(component), []

@@ -4,6 +4,7 @@ import io
 import random
 import warnings
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -25,7 +26,7 @@ from thinc_torchopt.loop.data_check import Corpus as Read
 from thinc_torchopt.loop.data_check import Facts, nothing_to_learn
 from thinc_torchopt.loop.data_stream import Batches, DataStream
 from thinc_torchopt.loop.schedule_check import last_step
-from thinc_torchopt.loop.training_check import TrainingCheck, check, label_of_all
+from thinc_torchopt.loop.training_check import OneLabelCheck, TrainingCheck, check, label_of_all
 
 from .test_data_check import GOLD, LEARNERS, WORDS
 
@@ -432,3 +433,30 @@ def test_training_tells_once_of_one_label_for_all(component, kept, is_told, tmp_
         [(step, label)] = lines
         assert step == 1 and f"'textcat' gives each text of [corpora.dev] the category {label} at step 1" in found[0]
         assert "right for 50.0% of them" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("components", "told"),
+    [
+        (["textcat"], "textcat"),
+        (["textcat_multilabel", "textcat"], "textcat"),
+        (["textcat", "textcat_multilabel"], None),  # whose scores these are
+        (["textcat_multilabel"], None),  # it may say nothing of a text
+        (["ner"], None),
+    ],
+)
+def test_one_label_is_told_of_the_component_whose_scores_these_are(components, told):
+    nlp = spacy.blank("xx")
+    for name in components:
+        nlp.add_pipe(name)
+    scores = {"cats_micro_p": 0.9, "cats_f_per_type": {"A": {"p": 0.9, "r": 1.0}, "B": {"p": 0.0, "r": 0.0}}}
+    event = SimpleNamespace(step=1, scores=scores, run=SimpleNamespace(nlp=nlp))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        OneLabelCheck().on_evaluate(event, None)
+    found = [str(one.message) for one in caught]
+    assert (
+        found == []
+        if told is None
+        else found[0].startswith(f"'{told}' gives each text of [corpora.dev] the category A")
+    )
