@@ -11,7 +11,7 @@ from spacy.training import Example
 from spacy.util import registry
 from spacy.vocab import Vocab
 
-from thinc_torchopt.core.kinds import DIFFERENT, KINDS, TWICE, Annotations, Kind, Rule, kind_in, kind_of, survey
+from thinc_torchopt.core.kinds import KINDS, Annotations, Kind, Rule, kind_in, kind_of, survey
 from thinc_torchopt.loop.filling import Filled, fill, fits, predicted_in
 
 WORDS = ["Ada", "went", "home", "."]
@@ -88,9 +88,9 @@ def test_every_kind_of_annotation_tells_a_text_that_stands_there_again(factory):
     keys = kind_of(factory).keys
     docs = stored(text(*keys), text(*keys), text(*["entities"] * ("links" in keys)))  # entities without links
     found = survey([docs[0], *docs])
-    assert found.repeated.counts == {TWICE: 2, DIFFERENT: 1}
-    assert found.repeated.examples[TWICE] == [repr(docs[0].text)] * 2
-    assert survey(docs[1:]).repeated.counts == {DIFFERENT: 1} and not survey(docs[:1]).repeated.counts
+    assert found.repeated.counts == {Annotations.TWICE: 2, Annotations.DIFFERENT: 1}
+    assert found.repeated.examples[Annotations.TWICE] == [repr(docs[0].text)] * 2
+    assert survey(docs[1:]).repeated.counts == {Annotations.DIFFERENT: 1} and not survey(docs[:1]).repeated.counts
     assert not survey([Doc(Vocab(), [" "])] * 2).repeated.counts
 
 

@@ -26,19 +26,7 @@ from thinc.api import Model
 from ..core.config_checks import sections_of
 from ..core.errors import ConfigError
 from ..core.host import new_edit_trees
-from ..core.kinds import (
-    DIFFERENT,
-    TWICE,
-    Annotations,
-    Categories,
-    Entities,
-    Kind,
-    OneCategory,
-    Spans,
-    Trees,
-    kind_in,
-    survey,
-)
+from ..core.kinds import Annotations, Categories, Entities, Kind, OneCategory, Spans, Trees, kind_in, survey
 from ..core.words import count, counted, plain
 from .data_stream import batcher_of
 from .random_state import preserved_random
@@ -57,9 +45,9 @@ _MISALIGNED, _RARE_LEMMAS = 0.02, 0.25
 _PROPOSED = 0.9
 # In a corpus of fewer texts, 1% is less than one. A label in fewer texts is hardly learned.
 _LEAST_TEXTS, _LEAST_OF_LABEL = 100, 10
-# Larger shares of texts of one class, that stand there twice, that do so with other annotations, and that the other
-# corpus has, are worth a note. Texts of fewer words may recur by chance: "Thanks a lot!".
-_ONE_CLASS, _TWICE, _DIFFERENT, _IN_BOTH, _LEAST_WORDS = 0.9, 0.1, 0.01, 0.01, 5
+# Larger shares of texts of one class, of those that stand there twice with other annotations, and of those that the
+# other corpus has, are worth a note. Texts of fewer words may recur by chance: "Thanks a lot!".
+_ONE_CLASS, _DIFFERENT, _IN_BOTH, _LEAST_WORDS = 0.9, 0.01, 0.01, 5
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
@@ -397,20 +385,15 @@ def labels_too_rare(facts: Facts) -> Iterator[Found]:
 def labels_alike(facts: Facts) -> Iterator[Found]:
     """Find labels that differ in capitals, spaces and hyphens alone, in one corpus or between both."""
     for name, found, train in _counted(facts):
-        labels, where = Counter(found.labels), f"[{train.name}]"
-        if facts.dev is not None:
-            labels += facts.dev.annotations.of(facts.kind(name)).labels
-            where += f" and [{facts.dev.name}]"
+        dev = Annotations() if facts.dev is None else facts.dev.annotations
         alike: dict[str, Counter[str]] = {}
-        for label, n in labels.items():
-            key = label.strip().casefold().replace("_", " ").replace("-", " ")
-            alike.setdefault(key, Counter())[label] = n
+        for label, n in (found.labels + dev.of(facts.kind(name)).labels).items():
+            alike.setdefault(label.strip().casefold().replace("_", " ").replace("-", " "), Counter())[label] = n
+        where = f"[{train.name}]" if facts.dev is None else f"[{train.name}] and [{facts.dev.name}]"
         for same in alike.values():
             if len(same) > 1:
-                yield (
-                    f"'{name}' learns as different labels: {counted(same)} in {where}. If they mean the same, write "
-                    "them alike."
-                )
+                told = f"'{name}' learns as different labels: {counted(same)} in {where}"
+                yield f"{told}. If they mean the same, write them alike."
 
 
 def one_class(facts: Facts) -> Iterator[Found]:
@@ -436,18 +419,14 @@ def _counted(facts: Facts) -> Iterator[tuple[str, Any, Corpus]]:
             yield name, train.annotations.of(kind), train
 
 
-def texts_twice(facts: Facts) -> Iterator[Found]:
-    """A stream may repeat its texts."""
-    train = facts.train
+def texts_annotated_in_other_ways(facts: Facts) -> Iterator[Found]:
+    train, what = facts.train, Annotations.DIFFERENT
     if train is None or not train.is_whole or len(train.examples) < _LEAST_TEXTS:
         return
     repeated = train.annotations.repeated
-    for what, most, advice in (
-        (TWICE, _TWICE, "They count twice. If that is not meant, leave them out."),
-        (DIFFERENT, _DIFFERENT, "Only one of these can be right: correct the other."),
-    ):
-        if (n := repeated.counts[what]) > most * len(train.examples):
-            yield (f"{what}: {n:,} of the {train.told}, such as {repeated.examples[what][0]}. {advice}")
+    if (n := repeated.counts[what]) > _DIFFERENT * len(train.examples):
+        example = repeated.examples[what][0]
+        yield f"{what}: {n:,} of the {train.told}, such as {example}. Correct one of the two."
 
 
 def texts_in_both(facts: Facts) -> Iterator[Found]:

@@ -70,7 +70,7 @@ OF_TEXTS: Final[Sequence[Check]] = (
     data.labels_too_rare,
     data.labels_alike,
     data.one_class,
-    data.texts_twice,
+    data.texts_annotated_in_other_ways,
     data.texts_in_both,
 )
 CHECKS: Final[Sequence[Check]] = (

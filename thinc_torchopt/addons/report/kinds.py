@@ -60,6 +60,9 @@ class Kind:
     """
 
     is_of_tokens: ClassVar[bool] = False
+    # How good it is: a sentence, and the scores in it.
+    _sentence = "Finds {} {what}; {} that it names are right."
+    _in_sentence: Sequence[str] = ("r", "p")
 
     def __init__(self, key: str):
         self.key = key
@@ -74,16 +77,17 @@ class Kind:
 
     def told(self, scores: Mapping[str, Any]) -> str:
         """How many predictions are right, in a sentence. scores (Mapping): spaCy's. Empty: this is not in them."""
-        return self._told_of(scores, self.key)
+        found = [number(scores.get(f"{self.key}_{name}")) for name in self._in_sentence]
+        if any(map(math.isnan, found)):
+            return ""
+        return self._sentence.format(*map(_of_100, found), what=self._what(scores.get(f"{self.key}_per_type")))
 
-    def _told_of(self, scores: Mapping[str, Any], name: str) -> str:
-        """For annotations that are found or not. name (str): Of precision and recall, without their letter."""
-        p, r = (number(scores.get(f"{name}_{letter}")) for letter in "pr")
-        labels = scores.get(f"{self.key}_per_type")
+    def _what(self, of_labels: Any) -> str:
+        """What is predicted, in words. of_labels (dict): The scores of each label, if there are some."""
+        if isinstance(of_labels, Mapping) and len(of_labels) == 1:
+            return shown(*of_labels)
         title = title_of(self.key)
-        what = shown(*labels) if isinstance(labels, Mapping) and len(labels) == 1 else title[:1].lower() + title[1:]
-        known = not math.isnan(p) and not math.isnan(r)
-        return f"Finds {_of_100(r)} {what}; {_of_100(p)} that it names are right." if known else ""
+        return title[:1].lower() + title[1:]
 
 
 def _of_100(share: float) -> str:
@@ -98,11 +102,11 @@ class TokenLabels(Kind):
     """Tags, parts of speech, or lemmas. SOURCE: spacy/scorer.py, `score_token_attr`."""
 
     is_of_tokens = True
+    _sentence = "{} words get the right {what}."
+    _in_sentence = ("acc",)
 
-    def told(self, scores: Mapping[str, Any]) -> str:
-        right = number(scores.get(f"{self.key}_acc"))
-        what = {"pos": "part of speech", "morph": "morphology"}.get(self.key, self.key)
-        return "" if math.isnan(right) else f"{_of_100(right)} words get the right {what}."
+    def _what(self, of_labels: Any) -> str:
+        return {"pos": "part of speech", "morph": "morphology"}.get(self.key, self.key)
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         annotated = {
@@ -146,11 +150,8 @@ class Trees(Kind):
     """
 
     is_of_tokens = True
-
-    def told(self, scores: Mapping[str, Any]) -> str:
-        heads, arcs = (number(scores.get(f"{self.key}_{name}")) for name in ("uas", "las"))
-        known = not math.isnan(heads) and not math.isnan(arcs)
-        return f"{_of_100(heads)} words get the right head; {_of_100(arcs)} the right label, too." if known else ""
+    _sentence = "{} words get the right head; {} the right label, too."
+    _in_sentence = ("uas", "las")
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         reference = example.reference
@@ -256,6 +257,9 @@ class Categories(Kind):
     def __init__(self, key: str, labels: Sequence[str], threshold: float | None):
         super().__init__(key)
         self._labels, self._threshold = labels, threshold
+        self._in_sentence = ("micro_r", "micro_p")
+        if threshold is None:  # both are the same
+            self._in_sentence, self._sentence = ("micro_p",), "{} texts get the right category."
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         annotated, scores = self.values(example)
@@ -268,12 +272,6 @@ class Categories(Kind):
         place = Place(0, len(example.text))
         annotated_items, predicted = ({Item(name, name): place for name in names} for names in (held, chosen))
         return annotated_items, predicted
-
-    def told(self, scores: Mapping[str, Any]) -> str:
-        right = number(scores.get(f"{self.key}_micro_p"))
-        if self._threshold is not None or math.isnan(right):
-            return self._told_of(scores, f"{self.key}_micro")
-        return f"{_of_100(right)} texts get the right category."
 
     def values(self, example: Example) -> tuple[dict[str, float], dict[str, float]]:
         """The annotated values and the scores of the component's categories."""
@@ -306,13 +304,8 @@ def sentences(scores: Mapping[str, Any], factories: Collection[str]) -> Iterator
     keys = [found[1] for name in scores if (found := _SCORED.fullmatch(name))]
     is_exclusive = "textcat" in factories and "textcat_multilabel" not in factories
     for key in dict.fromkeys(keys):
-        kind: Kind = Kind(key)
-        if key == "cats":
-            kind = Categories(key, (), None if is_exclusive else 0.5)
-        elif key == "dep":
-            kind = Trees(key)
-        elif key in ("tag", "pos", "morph", "lemma"):
-            kind = TokenLabels(key)
+        of_tokens = Trees if key == "dep" else TokenLabels if key in ("tag", "pos", "morph", "lemma") else Kind
+        kind = Categories(key, (), None if is_exclusive else 0.5) if key == "cats" else of_tokens(key)
         if told := kind.told(scores):
             yield told
 

@@ -140,9 +140,8 @@ class Report:
             return [kind.told for kind in self.compared.kinds if kind.told]
         if len(self.runs) > 1:
             return []
-        trained = self.trained
-        scores = (trained.scores if trained is not None else {}) or self.runs[0].best_scores
-        return list(sentences(scores, trained.factories if trained is not None else ()))
+        trained = self.trained or Trained([], {})
+        return list(sentences(trained.scores or self.runs[0].best_scores, trained.factories))
 
     @property
     def told(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from spacy.attrs import DEP, ENT_IOB, ENT_KB_ID, ENT_TYPE, HEAD, LEMMA, MORPH, POS, SENT_START, TAG
 from spacy.tokens import Doc
@@ -17,8 +17,6 @@ from .kind import Found, Kind
 from .spans import Entities, Links, Spans
 from .words import Lemmas, Morphology, Sentences, Tags, Trees
 
-TWICE: Final = "Texts that stand there twice"
-DIFFERENT: Final = f"{TWICE}, annotated in other ways"
 _ATTRS: Final = [TAG, POS, MORPH, LEMMA, HEAD, DEP, SENT_START, ENT_IOB, ENT_TYPE, ENT_KB_ID]
 _IN_ANY_TEXT = Tags(), Morphology(), Lemmas(), Trees(), Sentences(), Entities(), Links(), Categories()
 
@@ -53,6 +51,8 @@ class Annotations:
     repeated (Tally): Texts that stood there before. seen (dict): By text, its first annotations; both as hashes.
     """
 
+    TWICE: ClassVar = "Texts that stand there twice"
+    DIFFERENT: ClassVar = f"{TWICE}, annotated in other ways"
     texts: int = 0
     words: int = 0
     places: dict[str, Found] = field(default_factory=lambda: {kind.place: kind.found() for kind in _IN_ANY_TEXT})
@@ -116,4 +116,4 @@ def _look_for(doc: Doc, found: Annotations) -> None:
     if (key := hash(text)) not in found.seen:
         found.seen[key] = annotations
     else:
-        found.repeated.note(TWICE if found.seen[key] == annotations else DIFFERENT, text)
+        found.repeated.note(found.TWICE if found.seen[key] == annotations else found.DIFFERENT, text)
