@@ -100,7 +100,7 @@ class NewConfig:
 
     @property
     def commands(self) -> list[tuple[str, list[str]]]:
-        """What to type next, with titles. `explain` takes the options of `train`, but for the folder."""
+        """The commands to type next, with titles. `explain` takes the options of `train`, but for the folder."""
         explain, train = self.command, []
         if self.command[0] == "train":
             at = self.command.index("--output")
@@ -469,7 +469,7 @@ def write(
 
 
 def doubts_of(text: str, path: Path, train: Corpus, dev: Corpus | None) -> list[str]:
-    """What `explain` would find in the texts of a config. path (Path): The config's, for errors."""
+    """The findings of `explain` in the texts of a config. path (Path): The config's, for errors."""
     raw = Config().from_str(text, interpolate=False)
     with plain_errors(path=path):
         nlp = util.load_model_from_config(raw, auto_fill=True)

@@ -356,8 +356,8 @@ def _owner(param: Param) -> str:
 
 
 class OneLabelCheck:
-    """The check of the scores of one run: a classifier that gives all texts the same label is told of, once, if some
-    texts have another. A listener.
+    """The check of the scores of one run. A listener. It warns, once, of a classifier that gives all texts the same
+    label, if some texts have another.
 
     Not at step 0, when nothing is learned yet.
     """

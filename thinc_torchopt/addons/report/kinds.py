@@ -83,7 +83,7 @@ class Kind:
         return self._sentence.format(*map(_of_100, found), what=self._what(scores.get(f"{self.key}_per_type")))
 
     def _what(self, of_labels: Any) -> str:
-        """What is predicted, in words. of_labels (dict): The scores of each label, if there are some."""
+        """The predictions in words. of_labels (dict): The scores of each label, if there are some."""
         if isinstance(of_labels, Mapping) and len(of_labels) == 1:
             return shown(*of_labels)
         title = title_of(self.key)
