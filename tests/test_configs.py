@@ -19,7 +19,7 @@ from .spacy_cli import spacy_cli
 @pytest.mark.parametrize("name", NAMES)
 def test_configs_resolve_fill_and_come_back_the_same(name, corpus, trained):
     skip_without(name)
-    paths = Config().from_disk(CONFIGS / name)["paths"]
+    paths = Config().from_disk(CONFIGS / name).get("paths", {})
     files = {key: corpus[key] for key in corpus if key in paths}
     if "source" in paths:  # its components are there
         files["source"] = trained(name)[0] / "training" / "old" / "model-best"

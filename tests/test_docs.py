@@ -231,17 +231,18 @@ def run_spacy(args, folder, monkeypatch):
     if found := {"--from", "--teacher"} & set(args):
         make_model(folder / args[args.index(found.pop()) + 1])
         write_new_label(folder)
-    is_for_logs = args[:2] in (["torchopt", "report"], ["torchopt", "controller"])
-    if args[:2] == ["torchopt", "report"] and "--model" in args:
-        make_model(folder / args[args.index("--model") + 1])
-    for log in (arg for arg in args if is_for_logs and arg.endswith(".jsonl")):
+    for run in takewhile(lambda arg: not arg.startswith("--"), args[2:] if args[:2] == ["torchopt", "report"] else []):
+        make_model(folder / run / "model-best")
+        (folder / run / "log.jsonl").write_text(LOG)
+    for log in (arg for arg in args if args[:2] == ["torchopt", "controller"] and arg.endswith(".jsonl")):
         (folder / log).parent.mkdir(parents=True, exist_ok=True)
         (folder / log).write_text(LOG)
     for definition in (arg for arg in args if arg.endswith(".yaml") and not (folder / arg).exists()):
         (folder / definition).write_text(RULES)
     # Trials are short ones here: of an option that is given twice, the last one counts.
     small = flags_of({"training.batcher.size": 40})
-    quick = ["--steps", "2", "--seeds", "1"] if args[1] in ("try", "tune") else []
+    steps = "4" if "--amounts" in args else "2"
+    quick = ["--steps", steps, "--seeds", "1"] if args[1] in ("try", "tune") else []
     if args[1] == "find-lr":
         quick = [
             "--steps",
@@ -371,7 +372,7 @@ def test_docs_quick_start_needs_entities_alone(tmp_path, monkeypatch):
     for _, *args in map(shlex.split, first.splitlines()):
         quick = {"training.max_steps": 2, "training.eval_frequency": 1} if args[0] == "train" else {}
         spacy_cli(*args, *flags_of(quick))
-    assert spacy.load(tmp_path / "training" / "model-last").pipe_names == ["tok2vec", "ner"]
+    assert spacy.load(tmp_path / "training" / "config" / "model-last").pipe_names == ["tok2vec", "ner"]
     assert len(readme.splitlines()) <= 78
 
 
@@ -396,13 +397,13 @@ def test_docs_start_here_runs(tmp_path, monkeypatch, capsys):
                 spacy_cli(*args, *quick)
             else:
                 spacy_cli(*args)
-    steps = [srsly.json_loads(line)["step"] for line in Path("training/log.jsonl").read_text().splitlines()]
+    steps = [srsly.json_loads(line)["step"] for line in Path("training/config/log.jsonl").read_text().splitlines()]
     assert steps == list(range(13)) and Path("report.html").is_file()
 
 
 def press_ctrl_c(args, after_lines):
     """Run a training in a process of its own, and stop it when its log has so many lines."""
-    log = Path("training/log.jsonl")
+    log = Path("training/config/log.jsonl")
     with Started(args) as process:
         while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= after_lines):
             time.sleep(0.02)

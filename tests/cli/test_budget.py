@@ -13,7 +13,7 @@ from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
 from ..configs import smaller
 from ..conftest import CONFIGS
 from ..forks import python
-from ..runs import config_for
+from ..runs import config_for, contents
 from ..spacy_cli import flags_of, spacy_cli
 
 STABLE = {
@@ -54,6 +54,14 @@ def test_budget_keeps_peak_and_warm_up(rate, peak, warmup, corpus, tmp_path):
     assert optimizer["checkpoint"] == config["training"]["optimizer"]["checkpoint"]
     assert told[0].startswith(f"learn_rate: rises to {peak} in {warmup} steps, and stays")
     assert told[-1].endswith(f"The config is saved to {tmp_path / 'out' / 'budget.cfg'}.")
+
+
+@pytest.mark.parametrize("steps", [7, 8, 57])
+def test_budget_has_the_rate_of_the_config_to_the_last_bit(steps, corpus, tmp_path):
+    """A warm-up computes it from steps: after 8 of them it is a last bit above, after 57 below."""
+    rate = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.0019, "warmup_steps": steps}
+    config = config_for(tmp_path, corpus, steps=5000, training__optimizer__learn_rate=rate)
+    assert derived(config, tmp_path)[0]["training"]["optimizer"]["learn_rate"]["initial_rate"] == 0.0019
 
 
 def test_budget_keeps_the_warm_up_only_of_a_run_that_is_resumed(corpus, tmp_path):
@@ -105,7 +113,7 @@ def test_budget_of_groups_and_of_steps(corpus, tmp_path):
     assert block["param_groups"]["scaled"] == {"params": ["tok2vec/*"], "lr_scale": 0.1}
     assert block["per_param_lr"]["tok2vec/*"] == {**STABLE, "initial_rate": 0.03, "warmup_steps": 50}
     assert found["training"]["max_steps"] == 999
-    assert block["checkpoint"]["path"] == str(tmp_path / "out" / "state")
+    assert block["checkpoint"] == {"@misc": "thinc-torchopt.Checkpoint.v1"}  # in the folder of --output
     unchanged = Config().from_disk(CONFIGS / "cnn.cfg")
     assert found["training"]["batcher"] == {**unchanged["training"]["batcher"], "size": 60}
 
@@ -131,7 +139,7 @@ def test_budget_refuses_a_limit_and_wants_a_folder(corpus, tmp_path):
     config = config_for(tmp_path, corpus, training__optimizer__checkpoint=None)
     with pytest.raises(ConfigError, match=r"'--budget' in spacy torchopt train: expected a time such as .*found '20'"):
         derived(config, tmp_path, "20")
-    with pytest.raises(ConfigError, match=r"expected --output, or a block \[training.optimizer.checkpoint\]"):
+    with pytest.raises(ConfigError, match=r"expected --output, or a path in \[training.optimizer.checkpoint\]"):
         with_budget(tmp_path / "given.cfg", {}, "20m", None)
 
 
@@ -151,6 +159,23 @@ def test_budget_wants_a_section_and_a_folder(corpus, tmp_path):
     config["training"]["optimizer"] = "${vars.optimizer}"
     with pytest.raises(ConfigError, match=r"expected a section \[training.optimizer\], found a value, \$\{vars.opt"):
         derived(config, tmp_path)
+
+
+def test_budget_after_a_training_has_a_state_of_its_own(corpus, tmp_path, monkeypatch):
+    """As the commands print it: init with checkpoints, its training, and a budget in another folder."""
+    monkeypatch.chdir(tmp_path)
+    paths = ("--paths.train", corpus["train"], "--paths.dev", corpus["dev"])
+    short = ("--training.max_steps", 6, "--training.eval_frequency", 3)
+    spacy_cli("torchopt", "init", "my.cfg", "--lang", "xx", "--recipe", "best,robust", *paths, *short)
+    spacy_cli("train", "my.cfg", "--output", "training/my")
+    before = contents(tmp_path / "training")
+    found = spacy_cli("torchopt", "train", "my.cfg", "--budget", "10 steps", "--output", "other")
+    assert "8 of 10 steps used after step 7. The learning rate falls in 2 steps" in found.stdout + found.stderr
+    assert {path.name for path in (tmp_path / "other").iterdir()} == {
+        *("budget.cfg", "log.jsonl", "model-best", "model-last", "state")
+    }
+    assert read_checkpoint(steps_of(tmp_path / "other" / "state")[-1]).progress.step == 9
+    assert contents(tmp_path / "training") == before
 
 
 def test_budget_as_it_is_typed(corpus, tmp_path):

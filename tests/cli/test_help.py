@@ -52,8 +52,8 @@ def test_help_examples_work(tmp_path, monkeypatch):
         assert words[:3] == ["spacy", "torchopt", name]
         assert spacy_cli("torchopt", name, "--help").stdout.endswith(f"  Example:\n  {example}\n")
         if name == "learn":
-            shutil.rmtree("training/model-best")
-            make_model(Path("training/model-best"))
+            shutil.rmtree("training/config/model-best")
+            make_model(Path("training/config/model-best"))
             write_stream(Path("stream.jsonl"), 3)
         if name in LONG:
             loaded[name].make_context(name, words[3:])
@@ -63,7 +63,7 @@ def test_help_examples_work(tmp_path, monkeypatch):
             spacy_cli("torchopt", "init", "config.cfg", "config.cfg", "--recipe", "robust")
             # Written down, as explain compares the config with that of the checkpoints.
             Config().from_disk("config.cfg", interpolate=False, overrides=QUICK).to_disk("config.cfg")
-            spacy_cli("train", "config.cfg", "--output", "training")
+            spacy_cli("train", "config.cfg", "--output", "training/config")
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")

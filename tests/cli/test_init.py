@@ -144,7 +144,7 @@ def resolved(text):
 
 def run(text, recipe, tmp_path, **more):
     overrides = {"paths.train": str(toy_corpus(tmp_path)["train"])} if recipe == "best" else {}
-    return rewrite(text, tmp_path / "config.cfg", Recipe(recipe), str(tmp_path / "state"), overrides | more)
+    return rewrite(text, tmp_path / "config.cfg", Recipe(recipe), overrides | more)
 
 
 def with_optimizer(block):
@@ -203,7 +203,7 @@ def test_init_keeps_the_indentation(recipe, whole, tmp_path):
 
     def change(text):
         new = with_settings(text, {"training.dropout": 0.3, "training.optimizer.new.value": 1})
-        return new if recipe is None else rewrite(text, tmp_path / "c.cfg", recipe, "state", {})[1]
+        return new if recipe is None else rewrite(text, tmp_path / "c.cfg", recipe, {})[1]
 
     lines = OWN.splitlines(keepends=True)
     indented = "".join(f"  {line}" if line.strip() and (whole or line[0] != "[") else line for line in lines)
@@ -420,7 +420,7 @@ def test_init_fine_tune_with_static_vectors(tmp_path):
 
 
 def trained_model(folder, corpus):
-    _, new = rewrite(OWN, folder, Recipe.robust, "state")
+    _, new = rewrite(OWN, folder, Recipe.robust)
     overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
     nlp = init_nlp(Config().from_str(new, interpolate=False, overrides=overrides))
     nlp.to_disk(folder / "model")
@@ -616,14 +616,14 @@ def test_init_trains(recipe, pipeline, tmp_path, corpus):
     overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
     if "textcat" not in pipeline:
         overrides["components.tok2vec.model.encode.width"] = 16
-    _, new = rewrite(path.read_text(), path, Recipe(recipe), str(tmp_path / "state"), overrides)
+    _, new = rewrite(path.read_text(), path, Recipe(recipe), overrides)
     path.write_text(new)
     # Of the recipe best the first 20 steps are the warm-up.
     quick = {"training.max_steps": 21, "training.eval_frequency": 21} if recipe == "best" else QUICK
     train(path, tmp_path / "out", overrides={**overrides, **{k: v for k, v in quick.items() if "batcher" not in k}})
     nlp = spacy.load(tmp_path / "out" / "model-last")
     assert set(pipeline.split(",")) <= set(nlp.pipe_names)
-    assert (tmp_path / "state").is_dir() is (recipe == "robust")
+    assert (tmp_path / "out" / "state").is_dir() is (recipe == "robust")
     assert list(islice(pipeline_params(nlp), 1))
 
 
@@ -662,7 +662,7 @@ def best_of(pipeline, path, *, change=lambda config: None, **settings):
     config = spacys(lang="en", pipeline=pipeline, **settings)
     config["paths"] |= {"train": path, "vectors": None}
     change(config)
-    draft, new = rewrite(config.to_str(), Path(path).with_name("config.cfg"), Recipe.best, "state")
+    draft, new = rewrite(config.to_str(), Path(path).with_name("config.cfg"), Recipe.best)
     return draft, " ".join(draft.changes), new
 
 
@@ -702,7 +702,7 @@ def test_init_best_replaces_other_averages(tmp_path):
 def test_init_best_takes_the_place_of_a_budget(tmp_path):
     paths = {f"paths.{part}": str(path) for part, path in toy_corpus(tmp_path).items() if part != "raw_text"}
     text = (CONFIGS / "budget.cfg").read_text()
-    draft, new = rewrite(text, CONFIGS / "budget.cfg", Recipe.best, "state", paths)
+    draft, new = rewrite(text, CONFIGS / "budget.cfg", Recipe.best, paths)
     assert "budget" not in Config().from_str(new)["training"]["optimizer"]
     assert "budget: removed. max_steps ends the training." in draft.changes
 
@@ -824,7 +824,7 @@ def test_init_best_trains_each_component_long_enough(tagged, steps, tmp_path):
     assert optimizer["param_groups"] == {"bags": {"params": ["textcat/*"], "lr_scale": ANY}}
     rate = optimizer["learn_rate"]["initial_rate"] * optimizer["param_groups"]["bags"]["lr_scale"]
     assert rate == pytest.approx(0.003, rel=0.03)  # both have two digits
-    again, newer = rewrite(new, tmp_path / "config.cfg", Recipe.best, "state")
+    again, newer = rewrite(new, tmp_path / "config.cfg", Recipe.best)
     assert newer == new and "param_groups: kept" in " ".join(again.changes)
 
 
@@ -875,12 +875,12 @@ def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
 )
 def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
     with pytest.raises(ConfigError, match=said):
-        rewrite(OWN.replace(*change), tmp_path / "config.cfg", Recipe.best, "state")
+        rewrite(OWN.replace(*change), tmp_path / "config.cfg", Recipe.best)
     DocBin().to_disk(tmp_path / "empty.spacy")
     with pytest.raises(ConfigError, match=r"expected texts in \[corpora.train\], found none"):
-        rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "empty.spacy")})
+        rewrite(OWN, tmp_path / "config.cfg", Recipe.best, {"paths.train": str(tmp_path / "empty.spacy")})
     with pytest.raises(ConfigError, match=r"\[corpora.train\]: there is no file or folder '.*none.spacy'"):
-        rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "none.spacy")})
+        rewrite(OWN, tmp_path / "config.cfg", Recipe.best, {"paths.train": str(tmp_path / "none.spacy")})
 
 
 def test_init_best_says_what_to_do_with_a_stream(tmp_path):
@@ -974,7 +974,7 @@ def test_init_tells_of_overrides_that_are_not_written(tmp_path):
     paths = {"paths.train": str(toy_corpus(tmp_path)["train"])}
     given = {**paths, "training.dropout": 0.3, "training.max_steps": 9}
     given["training.optimizer.learn_rate"] = 0.1
-    _, new = rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", given)
+    _, new = rewrite(OWN, tmp_path / "config.cfg", Recipe.best, given)
     lost, not_used = "--training.dropout", "--training.max_steps, --training.optimizer.learn_rate"
     assert not_written(given, OWN, new) == [
         f"{lost}: not written to the config. Pass it to the training, too.",
@@ -1152,7 +1152,7 @@ def test_init_log_of_a_full_chain():
 
 def test_init_log_refuses_loggers_that_it_would_break(tmp_path):
     def with_a_log(text):
-        rewrite(text, tmp_path / "config.cfg", Recipe.robust, "state", log_path=Path("log.jsonl"))
+        rewrite(text, tmp_path / "config.cfg", Recipe.robust, log_path=Path("log.jsonl"))
 
     with pytest.raises(ConfigError, match="Can't add a log to 'logger' in"):
         with_a_log(OWN.replace("max_steps = 30", "max_steps = 30\nlogger = null"))

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy
 import pytest
@@ -113,14 +114,57 @@ def test_init_config_trains_without_more(kinds, tmp_path, monkeypatch):
     shutil.copy(train, tmp_path / "dev.spacy")
     paths = ("--paths.train", "train.spacy", "--paths.dev", "dev.spacy")
     told = spacy_cli("torchopt", "init", "new.cfg", "--lang", "en", *paths, *EVAL).stdout
-    assert "python -m spacy train new.cfg --output training\n" in told
+    assert "python -m spacy train new.cfg --output training/new\n" in told
     config = made(tmp_path)
     assert config["paths"]["train"] == "train.spacy" and config["training"]["max_steps"] == 2
     logger = config["training"]["logger"]
     assert logger["logger1"]["@loggers"] == "spacy.ConsoleLogger.v3" and logger["logger1"]["progress_bar"] == "train"
-    spacy_cli("train", "new.cfg", "--output", "training")
-    assert (tmp_path / "training" / "model-best").is_dir()
-    assert '"step": 1' in (tmp_path / "training" / "log.jsonl").read_text()
+    spacy_cli("train", "new.cfg", "--output", "training/new")
+    assert (tmp_path / "training" / "new" / "model-best").is_dir()
+    assert '"step": 1' in (tmp_path / "training" / "new" / "log.jsonl").read_text()
+
+
+def test_init_gives_each_config_a_folder_of_its_own(tmp_path, monkeypatch):
+    """As typed from what is printed: the second project leaves the first alone, whatever their names are; a config
+    names no path, so all of a run follows --output.
+    """
+    monkeypatch.chdir(tmp_path)
+    names = ["drugs", "моя имена", "it's", "C:\\x", "a$b"]
+    for i, name in enumerate(names):
+        write(tmp_path / f"{i}.spacy", [text(j, "entities") for j in range(15)])
+        given = ("--paths.train", f"{i}.spacy", "--paths.dev", f"{i}.spacy", *EVAL)
+        told = spacy_cli("torchopt", "init", f"{name}.cfg", "--lang", "en", "--recipe", "best,robust", *given).stdout
+        command = shlex.split(told.splitlines()[-1])
+        config = Config().from_disk(f"{name}.cfg", interpolate=False)
+        assert "path" not in config["training"]["logger"]["logger2"] | config["training"]["optimizer"]["checkpoint"]
+        folder = f"training/{name.replace('$', '_')}"
+        assert command == ["python", "-m", "spacy", "train", f"{name}.cfg", "--output", folder]
+        if i < 2:
+            spacy_cli(*command[3:])
+            assert {path.name for path in Path(folder).iterdir()} == {"model-best", "model-last", "log.jsonl", "state"}
+            assert f'"{i}.spacy"' in (Path(folder) / "log.jsonl").read_text()
+    assert {path.name for path in Path("training").iterdir()} == set(names[:2])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("ner,textcat", ["ner", "textcat"]),
+        ("textcat", ["textcat"]),
+        ("tok2vec, ner", ["ner"]),
+        ("ner,tagger", "Choose from: ner, textcat."),
+        ("tok2vec", "Choose from: ner, textcat."),
+        ("", "Choose from: ner, textcat."),
+    ],
+)
+def test_init_takes_the_option_pipeline_as_spacy_does(given, expected, tmp_path):
+    train = write(tmp_path / "train.spacy", [text(i, "entities", "categories") for i in range(15)])
+    args = ("--lang", "en", "--paths.train", train, "--recipe", "drop-in", "--pipeline", given)
+    run = spacy_cli("torchopt", "init", tmp_path / "new.cfg", *args, check=False)
+    if isinstance(expected, list):
+        assert trained(made(tmp_path)) == expected
+    else:
+        assert run.returncode == 1 and expected in " ".join(run.stderr.split())
 
 
 def test_init_gives_spans_a_key_and_a_score(tmp_path):
@@ -348,7 +392,7 @@ def test_init_and_explain_count_labels_and_texts(tmp_path, monkeypatch):
     assert all(line in told for line in [*lines, *doubts]) and "of dev.spacy. Entities: DRUG 56 and drug 4." in told
     *_, one, explain, other, train = told.splitlines()
     assert (one, other) == ("To check it and see what it will do:", "To train:")
-    assert explain.endswith("torchopt explain new.cfg") and "spacy train new.cfg --output" in train
+    assert "torchopt explain new.cfg --output" in explain and "spacy train new.cfg --output" in train
     found = json.loads(spacy_cli(*explain.split()[3:], "--json").stdout)
     assert not found["stops"] and all(any(doubt in note for note in found["notes"]) for doubt in doubts)
     assert all(line in found["checked"][0] for line in lines) and "DRUG 56 and drug 4." in found["checked"][1]

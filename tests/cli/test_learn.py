@@ -146,6 +146,16 @@ def test_learn_refuses_what_cannot_work(model, tmp_path, monkeypatch, flags, mes
     assert run.returncode == 1 and re.search(message, run.stderr), run.stderr
 
 
+@pytest.mark.parametrize("command", [["learn", "linked", "stream.jsonl", "--output", "out"], ["params", "linked"]])
+def test_learn_names_the_model_in_the_folder_of_a_training(command, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "model-best").symlink_to(model)
+    write_stream(tmp_path / "stream.jsonl", 3)
+    run = spacy_cli("torchopt", *command, check=False)
+    assert run.returncode == 1 and "Give the one in it: linked/model-best." in " ".join(run.stderr.split())
+
+
 def test_learn_tells_of_what_a_terminal_cannot_show(model, tmp_path):
     stream = write_stream(tmp_path / "stream.jsonl", 3, changed=lambda i, found: {**found, "\ud800": 1})
     told = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "out").stdout

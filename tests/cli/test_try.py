@@ -2,7 +2,7 @@
 
 import json
 import re
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 import spacy
@@ -83,7 +83,7 @@ def test_try_numbers_are_those_of_trials(folder):
     done = json.loads(run("growing.cfg", *args, *rate).stdout)
     text = (folder / "growing.cfg").read_text().replace("learn_rate = 0.000001", "learn_rate = 0.002")
     overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy", "training.accumulate_gradient": 2}
-    _, best = rewrite(text, folder / "growing.cfg", "best", "training/best-state", overrides)
+    _, best = rewrite(text, folder / "growing.cfg", "best", overrides)
     rows = {row["name"]: row for row in done["tried"]}
     assert list(rows) == ["as it is", "tuned Adam", "best"]
     assert rows["as it is"]["steps"] > rows["best"]["steps"] == rows["tuned Adam"]["steps"] == 10
@@ -224,6 +224,14 @@ def test_try_tells_of_recipes_that_fail(folder):
         (["--steps", 0], "Can't use '--steps' in spacy torchopt try: expected a whole number of at least 1, found 0."),
         (["--seeds", 0], "Can't use '--seeds' in spacy torchopt try"),
         (["--output", "."], "expected a file, found a folder"),
+        (["--amounts", "--recipes", "best"], "Can't use '--recipes' with --amounts. Recipes are for an --output"),
+        (["--amounts", "--output", "best.cfg"], "Can't use '--output' with --amounts"),
+        (["--picture", "curve.png"], "Can't use '--picture' without --amounts"),
+        (["--amounts", "--picture", "slow.cfg"], "expected a name that ends in one of"),
+        (["--amounts", "--steps", 3], "expected a whole number of at least 4 with --amounts, found 3."),
+        (["--amounts", "--seeds", 0], "Can't use '--seeds' in spacy torchopt try"),
+        (["--amounts", "--training.max_epochs", -1], "expected texts that are read into memory, found"),
+        (["--amounts", "--corpora.dev.path", "empty.spacy"], "draw a learning curve: expected texts in [corpora.dev]"),
         (["--output", "train.spacy"], "found that of texts"),
         (["--training.optimizer.nonsense.rate", 1], "nonsense"),
         (["--corpora.dev.path", "empty.spacy"], "Can't compare recipes: expected texts in [corpora.dev], found none"),
@@ -236,6 +244,55 @@ def test_try_refuses_early(folder, args, message):
     done = run("slow.cfg", *args, check=False)
     assert done.returncode == 1 and message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_try_amounts(folder):
+    """The numbers are those of trials, and nothing is written but the picture."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    before = contents(folder)
+    args = ("--amounts", "--steps", 8, "--training.optimizer.learn_rate", "0.5", "--picture", "кривая.svg")
+    shown = run("slow.cfg", *args).stdout
+    rows = [line.split()[:3] for line in shown.splitlines() if line.strip().startswith(("25%", "50%", "75%", "100%"))]
+    assert rows == [["25%", "18", "2"], ["50%", "36", "4"], ["75%", "54", "6"], ["100%", "72", "8"]]
+    assert re.search(r"^(From 75 to 100% of the texts|Nothing can be said)", shown, re.MULTILINE)
+    assert shown.endswith("Saved the picture to кривая.svg\n")
+    after = contents(folder)
+    assert {path.name for path in after if path not in before} == {"кривая.svg"}
+    assert {path: after[path] for path in before} == before
+    done = json.loads(run("slow.cfg", *args[:-2], "--json").stdout)
+    overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy", "training.optimizer.learn_rate": 0.5}
+    config = spacy.util.load_config(folder / "slow.cfg", overrides=overrides, interpolate=False)
+    for part, share in zip(done["parts"], (0.25, 0.5, 0.75, 1.0), strict=True):
+        short, _ = shorten(config, part["steps"])
+        short["training"]["eval_frequency"] = 1
+        trial = run_trial(short, seed=1, share=share)
+        assert [*part["scores"]] == ["0", "1"] and part["scores"]["1"] == trial.kept
+        means = f"{fmean(part['scores'].values()):.4f} {stdev(part['scores'].values()):.4f}"
+        assert means in " ".join(shown.split())
+    scores = {part["part"]: {int(seed): score for seed, score in part["scores"].items()} for part in done["parts"]}
+    found = compare({name: scores[name] for name in ("75%", "100%")}, "75%")
+    assert done["rise"]["difference"] == found.difference("100%") and done["verdict"] in shown
+
+
+@pytest.mark.parametrize(
+    ("trial", "parts", "told"),
+    [
+        (1, [], None),
+        (2, ["100%"], "Nothing can be said: it takes"),
+        (6, ["25%", "50%", "75%", "100%"], "One seed can't tell"),
+    ],
+)
+def test_try_amounts_that_is_interrupted_shows_what_there_is(folder, trial, parts, told):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    (folder / "stops.py").write_text(STOPS)
+    hook = f'\n[training.before_update]\n@callbacks = "test_try.stop.v1"\ntrial = {trial}\n'
+    rate = ["--training.optimizer.learn_rate", "0.5"]
+    (folder / "stops.cfg").write_text((folder / "slow.cfg").read_text() + hook)
+    args = ("--amounts", "--steps", 8, "--code", "stops.py", "--picture", "curve.png", *rate)
+    done = run("stops.cfg", *args, check=False)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines() if re.match(r" *\d+%  ", line)] == parts
+    assert (folder / "curve.png").exists() == bool(parts) and (told is None or told in done.stdout)
 
 
 def test_try_tells_of_tuned_adam():

@@ -33,7 +33,7 @@ from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateErro
 from thinc_torchopt.core.schedules.curves import warmup_linear
 from thinc_torchopt.core.schema import read, write
 from thinc_torchopt.core.state.files import read_folder, write_folder
-from thinc_torchopt.loop.checkpoint_folder import name_of, newest_whole, steps_of
+from thinc_torchopt.loop.checkpoint_folder import name_of, newest_whole, step_of, steps_of
 from thinc_torchopt.loop.progress import Progress
 
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
@@ -945,3 +945,33 @@ def test_checkpoint_resume_of_a_transformer_is_exact(tmp_path):
             infos |= run(config, tmp_path / name, crash_at=crash_at)
         ends.append((infos, digests(tmp_path / name)))
     assert ends[0] == ends[1] and len(ends[0][0]) == 11
+
+
+def test_checkpoint_and_log_lie_in_the_folder_for_models(corpus, tmp_path):
+    """Without paths of their own; with them, they stay where these say."""
+
+    def train(config, output):
+        # By its place: by name, this file may have spaCy's own.
+        spacy.training.loop.train(init_nlp(config.interpolate()), output, stdout=io.StringIO(), stderr=io.StringIO())
+
+    config = config_for(tmp_path, corpus, steps=5)
+    del config["training"]["optimizer"]["checkpoint"]["path"]
+    config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1"}
+    for name in ("one", "two"):  # of the same config, and none resumes the other
+        train(config, tmp_path / name)
+        assert {path.name for path in (tmp_path / name).iterdir()} == {"log.jsonl", "model-best", "model-last", "state"}
+        assert step_of(steps_of(tmp_path / name / "state")[-1]) == 5
+    before = contents(tmp_path)
+    train(config, tmp_path / "one")  # it is over
+    assert {path for path in contents(tmp_path) if path not in before} == set()
+    with pytest.raises(ConfigError, match=r"expected --output, or 'path' in \[training.optimizer.checkpoint\]"):
+        train(config, None)
+    del config["training"]["optimizer"]["checkpoint"]
+    told = io.StringIO()
+    spacy.training.loop.train(init_nlp(config.interpolate()), stdout=told, stderr=io.StringIO())
+    assert "Steps are not logged: " in told.getvalue()
+    own = config_for(tmp_path, corpus, steps=5)
+    own["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(tmp_path / "own.jsonl")}
+    train(own, tmp_path / "three")
+    assert {path.name for path in (tmp_path / "three").iterdir()} == {"model-best", "model-last"}
+    assert (tmp_path / "own.jsonl").is_file() and steps_of(tmp_path / "state")

@@ -19,7 +19,7 @@ from thinc_torchopt.core.text_files import check_encoding, decode
 from thinc_torchopt.loop.progress import Progress
 from thinc_torchopt.loop.saved_models import SavedModels
 
-from ..runs import config_for
+from ..runs import config_for, contents
 from .test_checkpoint import train
 
 
@@ -196,3 +196,53 @@ def test_encodings_are_read_or_told(encoding, tmp_path):
     assert decode((tmp_path / "a.txt").read_bytes()) == "Grüße"
     with pytest.raises(ConfigError, match="Can't read it: expected a text in UTF-8, found UTF"):
         check_encoding(tmp_path / "a.txt", "it")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        # As users run a config again: other settings, and the same file by another path.
+        ({"training__dropout": 0.3, "training__optimizer__learn_rate": 0.01}, None),
+        ({"training__dev_corpus": "corpora.train"}, None),
+        ({"paths__train": "./{train}"}, None),
+        ({"paths__train": "{copy}"}, r"corpora.train.path: .*train.spacy there, .*copy.spacy now"),
+        ({"nlp__pipeline": ["tok2vec", "tagger"], "parser": False}, r"nlp.pipeline: .*'parser'\] there"),
+        ({"nlp__lang": "en"}, r"nlp.lang: 'xx' there, 'en' now"),
+    ],
+)
+def test_a_training_does_not_replace_the_model_of_another(changes, said, corpus, tmp_path):
+    """Neither by removing it, nor by what it writes; it says so before its first step."""
+    copy = tmp_path / "copy.spacy"
+    shutil.copy(corpus["train"], copy)
+    names = {"train": os.path.relpath(corpus["train"]), "copy": copy}
+    first = config_for(tmp_path, corpus, steps=5, parser=True, training__optimizer__checkpoint=None)
+    train(first, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    changes = {key: value.format(**names) if key.startswith("paths") else value for key, value in changes.items()}
+    config = config_for(
+        tmp_path, corpus, **{"steps": 5, "parser": True, "training__optimizer__checkpoint": None, **changes}
+    )
+    if said is None:
+        train(config, tmp_path / "out")
+        assert contents(tmp_path / "out") != before
+        return
+    with pytest.raises(ConfigError, match=rf"(?s)spaCy would remove '.*model-best'.*{said}.*Give another --output"):
+        train(config, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    shutil.rmtree(tmp_path / "out" / "model-best")
+    shutil.rmtree(tmp_path / "out" / "model-last")
+    train(config, tmp_path / "out")
+
+
+def test_a_resumed_training_may_have_moved_texts(corpus, tmp_path):
+    """Paths may change then, and the models are its own: also before one was the best."""
+    config = config_for(tmp_path, corpus, steps=5)
+    train(config, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "model-best")
+    config["paths"]["train"] = str(tmp_path / "copy.spacy")
+    shutil.copy(corpus["train"], tmp_path / "copy.spacy")
+    config["training"]["max_steps"] = 10
+    with pytest.warns(CheckpointWarning, match="The best model so far"):
+        train(config, tmp_path / "out")
+    assert spacy.load(tmp_path / "out" / "model-last").config["paths"]["train"].endswith("copy.spacy")

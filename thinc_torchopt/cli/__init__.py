@@ -38,12 +38,12 @@ COMMANDS = (
     (
         "train",
         "Train in several processes, or within a budget.",
-        "spacy torchopt train config.cfg --output training --budget 20m",
+        "spacy torchopt train config.cfg --output training/config --budget 20m",
     ),
     (
         "report",
         "Show how a training went, or compare several.",
-        "spacy torchopt report training/log.jsonl --model training/model-best --output report.html",
+        "spacy torchopt report training/config --output report.html",
     ),
     (
         "params",
@@ -58,7 +58,7 @@ COMMANDS = (
     (
         "checkpoint",
         "Show what is inside the checkpoints of a run.",
-        "spacy torchopt checkpoint training/config-state",
+        "spacy torchopt checkpoint training/config/state",
     ),
     (
         "try",
@@ -78,7 +78,7 @@ COMMANDS = (
     (
         "learn",
         "Go on learning from texts with labels, as they come in.",
-        "spacy torchopt learn training/model-best stream.jsonl --output learned",
+        "spacy torchopt learn training/config/model-best stream.jsonl --output learned",
     ),
     (
         "controller",

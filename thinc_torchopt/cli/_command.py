@@ -22,6 +22,7 @@ CONFIG = Arg(..., help="Path to config file, or to the folder of a trained pipel
 TRAINING_CONFIG = Arg(..., help="Path to config file", exists=True, dir_okay=False)
 JSON = Opt(False, "--json", help="Print only JSON to stdout")
 PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs matplotlib")
+PICTURE_BESIDE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs matplotlib")
 BEST_CONFIG = Opt(None, "--output", "-o", help="File for the best config: yours, with the settings that were best")
 CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")

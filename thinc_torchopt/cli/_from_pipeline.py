@@ -20,15 +20,14 @@ from ..loop.data_check import Corpus
 from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
 from ._new_config import (
-    OUTPUT,
     NewConfig,
     Wish,
-    apart_from,
     command_to_train,
     convert,
     doubts_of,
     evaluation,
     load_pipeline,
+    output_for,
     paths_of,
     read_dev,
     read_texts,
@@ -65,19 +64,18 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
             f"Can't use --old: '{spans[0]}' takes all spans without a label as none, so these texts would teach it "
             "that there are no new labels. Annotate them for the new labels, too, and put them into --paths.train."
         )
-    output = apart_from(wish.source, f"{OUTPUT}/{stem}", stem)
-    log = f"{output}/log.jsonl"
+    output = output_for(stem, wish.source)
     with plain_errors(path=path):
         config = make_config_from(nlp, wish.source, plan)
         config["paths"] |= {**paths, **olds}
-        text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds, config))
+        text, told, warned = write(config, path, wish, taught=_taught(plan, olds, config, output))
     dev = read_dev(paths, str(nlp.lang), like=nlp)
     lines = [
         *converted,
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan)}",
         *found.lines(),
         f"Chose {_chosen(nlp, plan, wish.source)} {told}",
-        evaluation(paths, wish, dev, log=log),
+        evaluation(paths, wish, dev, output),
     ]
     if "old_dev" in olds:
         lines[-1] += f" Evaluates on {count(n_old['old_dev'], 'text')} of {olds['old_dev']}, too."
@@ -95,14 +93,14 @@ def _read(nlp: Language, path: str | None) -> list[Example]:
     return read_texts({"train": path, "dev": None}, str(nlp.lang), like=nlp)
 
 
-def _taught(plan: Plan, olds: Mapping[str, str], config: Config) -> dict[str, dict[str, Any]]:
+def _taught(plan: Plan, olds: Mapping[str, str], config: Config, output: str) -> dict[str, dict[str, Any]]:
     """The readers around those of the texts. None, if there is nothing to fill in and nothing to add."""
     if not plan.taught and not olds:
         return {}
     components = plan.taught or list(plan.learners)
     found = {}
     for name, old in (("train", "old"), ("dev", "old_dev")):
-        settings = taught_settings("pipeline", components, plan.complete_for(components), texts=None, share=None)
+        settings = taught_settings("pipeline", components, plan.complete_for(components), output)
         if old in olds:
             settings["old"] = config["corpora"][name] | {"path": f"${{paths.{old}}}"}
         found[f"corpora.{name}"] = settings

@@ -32,7 +32,7 @@ from ..addons.recipes import (
     with_settings,
 )
 from ..addons.teacher import count_pieces
-from ..core.config_checks import check_training_section
+from ..core.config_checks import check_training_section, pipeline_in
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.kinds import Annotations, OfSpans, survey
@@ -44,9 +44,6 @@ from ..loop.progress_bars import show_activity
 from ..loop.training_check import check
 from ._texts import as_binary, is_binary
 
-OUTPUT = "training"
-# A teacher's predictions, by text and teacher.
-CACHE = "training/taught"
 # Texts of a teacher for each annotated one, unless --share says another number.
 _SHARE = 2.0
 _PATHS = ("paths.train", "paths.dev")
@@ -63,6 +60,7 @@ class Wish:
     recipes (list[Recipe]): None named: `best`.
     split (float | None): Share of the texts to evaluate on.
     teacher (str | None): A pipeline that annotates `texts`, `share` of them for each annotated text.
+    pipeline (list[str] | None): The components to train, of those that the texts can teach. None: all.
     source (str | None): A pipeline to go on with. old, old_dev (Path | None): Texts with its labels.
     misaligned: For spans that begin or end within a token, in files that are converted.
     overrides (dict): Values by dotted path, which are written into the config.
@@ -82,6 +80,7 @@ class Wish:
     old: Path | None = None
     old_dev: Path | None = None
     misaligned: Misaligned = "expand"
+    pipeline: list[str] | None = None
 
 
 @dataclass
@@ -100,13 +99,11 @@ class NewConfig:
 
     @property
     def commands(self) -> list[tuple[str, list[str]]]:
-        """The commands to type next, with titles. `explain` takes the options of `train`, but for the folder."""
-        explain, train = self.command, []
-        if self.command[0] == "train":
-            at = self.command.index("--output")
-            explain = ["torchopt", "explain", *self.command[1:at], *self.command[at + 2 :]]
-            train = [("To train:", self.command)]
-        return [("To check it and see what it will do:", explain), *train]
+        """The commands to type next, with titles. `explain` takes the options of `train`."""
+        look = "To check it and see what it will do:"
+        if self.command[0] != "train":
+            return [(look, self.command)]
+        return [(look, ["torchopt", "explain", *self.command[1:]]), ("To train:", self.command)]
 
 
 def make(path: Path, stem: str, wish: Wish) -> NewConfig:
@@ -115,7 +112,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     path (Path): The config's, for errors. stem (str): Its name.
     RAISES (ConfigError): The texts can't be read, or no component can learn from them.
     """
-    paths = paths_of(path, wish)
+    paths, output = paths_of(path, wish), output_for(stem, wish.teacher)
     converted = convert(paths, None if wish.lang is None else blank_pipeline(wish.lang, {}), wish)
     examples, lang = _read(paths, wish.lang)
     found = survey(example.reference for example in examples)
@@ -123,10 +120,12 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     if not choice.components:
         raise ConfigError(_nothing_to_learn(paths["train"], found, choice))
     train = paths["train"]
+    if wish.pipeline is not None:
+        _keep_only(wish.pipeline, choice, train)
     taught = Taught()
     if wish.teacher is not None:
         dev = read_dev(paths, lang)
-        taught = taught_by(wish.teacher, choice, found, None if dev is None else dev.annotations, wish)
+        taught = taught_by(wish.teacher, choice, found, None if dev is None else dev.annotations, wish, output)
         if wish.texts is not None:
             _count_texts(taught, blank_pipeline(lang, paths), found.texts, wish)
     if wish.split is not None:
@@ -138,9 +137,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         config["paths"].update(paths)
         if wish.teacher is not None:
             config["paths"] |= {"teacher": wish.teacher, "texts": None if wish.texts is None else str(wish.texts)}
-        output = apart_from(wish.teacher, OUTPUT, stem)
-        log = f"{output}/log.jsonl"
-        text, told, warned = write(config, path, stem, wish, log=log, taught=taught.readers, more=taught.share)
+        text, told, warned = write(config, path, wish, taught=taught.readers, more=taught.share)
     dev = read_dev(paths, lang)
     by, by_hand = "", ""
     if wish.teacher is not None:
@@ -157,12 +154,23 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         *found.lines(),
         f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
         f"{_hardware(wish, config)}.{by} {told}",
-        evaluation(paths, wish, dev, log=log) + by_hand,
+        evaluation(paths, wish, dev, output) + by_hand,
     ]
     warnings = [f"Left out: {one}." for one in choice.left_out]
     warnings += notes_on(choice, found) + notes_on_language(lang, examples)
     warnings += taught.doubts + warned + doubts_of(text, path, Corpus("corpora.train", examples), dev)
     return NewConfig(text, lines, warnings, command_to_train(path, output, paths, gpu=wish.gpu))
+
+
+def _keep_only(names: list[str], choice: Choice, train: str | None) -> None:
+    """Leave out the components that are not named. RAISES (ConfigError): There is no component of a name."""
+    there = {component.name: component for component in choice.components}
+    choice.components = [component for name, component in there.items() if name in names]
+    if not choice.components or set(names) - {*there, "tok2vec", "transformer"}:
+        raise ConfigError(
+            f"Can't use --pipeline {','.join(names)}: expected components that learn from the annotations of "
+            f"'{train}'. Choose from: {', '.join(there)}."
+        )
 
 
 def paths_of(path: Path, wish: Wish) -> dict[str, str | None]:
@@ -216,12 +224,13 @@ def split_off(paths: Mapping[str, str | None], wish: Wish) -> dict[str, str]:
     return {name: _as_given(file, train) for name, file in zip(("train", "dev"), files)}
 
 
-def apart_from(pipeline: str | None, output: str, stem: str) -> str:
-    """A folder for the training: `output`, or one named after the config, which does not have a pipeline in it. spaCy
-    would remove that.
+def output_for(stem: str, pipeline: str | None) -> str:
+    """The folder for a training, named after its config: all that it writes. A pipeline that it needs is not in it,
+    where spaCy would remove that.
     """
+    output = f"training/{stem.replace('$', '_')}"  # a config reads $ as a variable
     while pipeline is not None and Path(pipeline).resolve().is_relative_to(Path(output).resolve()):
-        output = f"{output}/{stem}" if output == OUTPUT else f"{output}-next"
+        output += "-next"
     return output
 
 
@@ -234,7 +243,7 @@ def load_pipeline(name: str, option: str) -> Language:
         found = "a folder without config.cfg" if Path(name).is_dir() else "a file" if Path(name).exists() else "nothing"
         raise ConfigError(
             f"Can't use {option} {name}: expected the folder of a trained pipeline, such as training/model-best, or "
-            f"the name of an installed one, found {found} there. Check the path."
+            f"the name of an installed one, found {found} there. {pipeline_in(Path(name))}"
         )
     with plain_errors(path=Path(name)), show_activity("Loading the pipeline"):
         try:
@@ -262,7 +271,9 @@ class Taught:
     doubts: list[str] = field(default_factory=list)
 
 
-def taught_by(name: str, choice: Choice, found: Annotations, dev: Annotations | None, wish: Wish) -> Taught:
+def taught_by(
+    name: str, choice: Choice, found: Annotations, dev: Annotations | None, wish: Wish, output: str
+) -> Taught:
     """Find what a teacher can fill in for.
 
     choice (Choice): Components that the teacher's texts would teach that there is nothing are taken out.
@@ -310,11 +321,13 @@ def taught_by(name: str, choice: Choice, found: Annotations, dev: Annotations | 
     if others := [component.name for component in lacking if component in choice.components]:
         doubts.append(f"{name} teaches nothing to {listed(others)}: it has no such component.")
     readers = {
-        "corpora.train": taught_settings("teacher", components, sorted(complete), texts=wish.texts, share=wish.share)
+        "corpora.train": taught_settings(
+            "teacher", components, sorted(complete), output, texts=wish.texts, share=wish.share
+        )
     }
     if filled - in_dev:
         of_both = sorted(complete | in_dev)
-        readers["corpora.dev"] = taught_settings("teacher", components, of_both, texts=None, share=None)
+        readers["corpora.dev"] = taught_settings("teacher", components, of_both, output)
     return Taught(readers, sorted(filled), doubts=doubts)
 
 
@@ -334,7 +347,13 @@ def _count_texts(taught: Taught, nlp: Language, annotated: int, wish: Wish) -> N
 
 
 def taught_settings(
-    teacher: str, components: Sequence[str], complete: Sequence[str], *, texts: Path | None, share: float | None
+    teacher: str,
+    components: Sequence[str],
+    complete: Sequence[str],
+    output: str,
+    *,
+    texts: Path | None = None,
+    share: float | None = None,
 ) -> dict[str, Any]:
     """The settings of a reader in which a teacher fills in what is open. teacher (str): Its name in [paths]."""
     found: dict[str, Any] = {
@@ -342,7 +361,7 @@ def taught_settings(
         "teacher": f"${{paths.{teacher}}}",
         "components": list(components),
         "complete": list(complete),
-        "cache": CACHE,
+        "cache": f"{output}/taught",
     }
     if texts is not None:
         found |= {"texts": "${paths.texts}", "share": _SHARE if share is None else share}
@@ -429,17 +448,15 @@ def _hardware(wish: Wish, config: Config) -> str:
 def write(
     config: Config,
     path: Path,
-    stem: str,
     wish: Wish,
     *,
-    log: str,
     taught: Mapping[str, Mapping[str, Any]],
     more: float = 0.0,
 ) -> tuple[str, str, list[str]]:
     """Put everything into the text.
 
-    log (str): The file of the log. taught (Mapping): By corpus, the settings of a reader around its own. Recipes don't
-        see it: counting texts is no reason to let a teacher annotate them.
+    taught (Mapping): By corpus, the settings of a reader around its own. Recipes don't see it: counting texts is no
+        reason to let a teacher annotate them.
     more (float): How many texts there are besides, for each annotated one.
     RETURNS (tuple): The text, what was chosen, and warnings.
     """
@@ -452,10 +469,10 @@ def write(
     recipes = wish.recipes or [Recipe.best]
     names = ", then ".join(recipe.value for recipe in recipes)
     config = Config().from_str(text, interpolate=False)
-    config["training"]["logger"] = _loggers(wish.log_path or Path(log), recipes)
+    config["training"]["logger"] = _loggers(wish.log_path, recipes)
     text, warned, end = config.to_str(), [], ""
     for recipe in recipes:
-        draft, text = rewrite(text, path, recipe, f"training/{stem}-state", more_texts=more)
+        draft, text = rewrite(text, path, recipe, more_texts=more)
         warned += draft.warnings
         if draft.end is not None and "training.max_steps" not in after:
             end = f" Ends at step {draft.end.steps:,}: {draft.end.reason}."
@@ -480,7 +497,7 @@ def doubts_of(text: str, path: Path, train: Corpus, dev: Corpus | None) -> list[
     return [f"{'' if one.kind == 'doubt' else 'The training would stop: '}{one.text}" for one in found]
 
 
-def _loggers(log_path: Path, recipes: Sequence[Recipe]) -> dict[str, Any]:
+def _loggers(log_path: Path | None, recipes: Sequence[Recipe]) -> dict[str, Any]:
     """spaCy's table with its bar, and the log. The bar shows the whole training, if a recipe sets its end."""
     bar = "train" if Recipe.best in recipes else "eval"
     return {
@@ -491,7 +508,10 @@ def _loggers(log_path: Path, recipes: Sequence[Recipe]) -> dict[str, Any]:
             "console_output": True,
             "output_file": None,
         },
-        "logger2": {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(log_path)},
+        "logger2": {
+            "@loggers": "thinc-torchopt.JSONLinesLogger.v1",
+            **({} if log_path is None else {"path": str(log_path)}),
+        },
     }
 
 
@@ -512,8 +532,8 @@ def command_to_train(path: Path, output: str, paths: Mapping[str, str | None], *
 # ---------------------------------------------------------------------- texts to evaluate on
 
 
-def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Corpus | None, *, log: str) -> str:
-    """The texts to evaluate on, in words."""
+def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Corpus | None, output: str) -> str:
+    """The texts to evaluate on, and where the log will be, in words."""
     if dev is None:
         return (
             "There are no texts to evaluate on, which the training needs: give it --paths.dev dev.spacy. Or let init "
@@ -522,5 +542,5 @@ def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Corpus | None, 
     told = f"Evaluates on {count(len(dev.examples), 'text')} of {paths['dev']}"
     if wish.split is not None:
         told += f", {wish.split:.0%} of the texts, drawn at random; the others are in {paths['train']}"
-    logs = f"Logs each step to {wish.overrides.get('training.logger.logger2.path', wish.log_path or log)}."
-    return " ".join([f"{told}.", *dev.annotations.lines(), logs])
+    log = wish.overrides.get("training.logger.logger2.path", wish.log_path or f"{output}/log.jsonl")
+    return " ".join([f"{told}.", *dev.annotations.lines(), f"Logs each step to {log}."])

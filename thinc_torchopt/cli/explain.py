@@ -22,6 +22,9 @@ def explain(
     ctx: typer.Context,
     config_path: Path = CONFIG,
     is_timed: bool = Opt(False, "--time", help="Train for a few steps, to estimate how long the training takes"),
+    output_path: Optional[Path] = Opt(
+        None, "--output", "-o", help="Folder for the models, to see whether a run there would be resumed"
+    ),
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,
@@ -34,7 +37,7 @@ def explain(
     """
     with errors_shown(as_json=as_json):
         overrides = read_overrides(ctx.args, code_path)
-        told = describe(config_path, overrides, is_timed=is_timed, gpu_id=use_gpu)
+        told = describe(config_path, overrides, is_timed=is_timed, gpu_id=use_gpu, output=output_path)
         if told.error is not None and wants_traceback():
             raise told.error
     if as_json:

@@ -42,7 +42,7 @@ from ._setup import read_overrides
 from .convert import MISALIGNED_OPTION, checked
 
 _RECIPES = Recipe.names()
-_NOT_WITH_FROM = ("--lang", "--gpu", "--pretrained", "--teacher", "--texts", "--share")
+_NOT_WITH_FROM = ("--lang", "--gpu", "--pretrained", "--teacher", "--texts", "--share", "--pipeline")
 # Options that need another one: that, and an example of it.
 _NEEDS = {
     **dict.fromkeys(("--old", "--old-dev"), ("--from", "training/model-best")),
@@ -66,6 +66,9 @@ def init(
     ),
     lang: Optional[str] = Opt(
         None, "--lang", "-l", help="For a new config: code of the texts' language, such as en; xx for several"
+    ),
+    pipeline: Optional[str] = Opt(
+        None, "--pipeline", "-p", help="For a new config: components to train, comma-separated. Default: all that can"
     ),
     gpu: bool = Opt(False, "--gpu", help="For a new config: train a transformer. Needs spacy-transformers"),
     pretrained: bool = Opt(
@@ -125,12 +128,13 @@ def init(
         if output_path is None:
             old, old_dev = overrides.pop("paths.old", old), overrides.pop("paths.old_dev", old_dev)
         options: dict[str, Any] = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
-        options |= {"--teacher": teacher, "--texts": texts, "--share": share}
+        options |= {"--pipeline": pipeline, "--teacher": teacher, "--texts": texts, "--share": share}
         options |= {"--from": source, "--old": old, "--old-dev": old_dev, "--misaligned": misaligned != "expand"}
         if output_path is None:
             _check_options(options)
             wish = Wish(lang, gpu, pretrained, recipes, split, log_path, overrides, teacher, texts, share)
             wish.misaligned = checked(misaligned)
+            wish.pipeline = None if pipeline is None else [name.strip() for name in pipeline.split(",")]
             wish.source, wish.old, wish.old_dev = source, old, old_dev
             found = _made(config_path, wish, force=force, to_stdout=to_stdout)
         else:
@@ -203,7 +207,6 @@ def _rewritten(
     path: Path, output_path: Path, recipes: Sequence[Recipe], overrides: Mapping[str, Any], log_path: Path | None
 ) -> NewConfig:
     """Apply recipes, one after the other."""
-    stem = next((one.stem for one in (output_path, path) if str(one) != "-"), "config")
     text = before = read_text(path)
     changes, warnings = [], []
     check_names(overrides)
@@ -212,7 +215,7 @@ def _rewritten(
             warnings += _check_annotations(text, overrides)
         for recipe in recipes:
             log = log_path if recipe == recipes[-1] else None
-            draft, text = rewrite(text, path, recipe, f"training/{stem}-state", overrides, log)
+            draft, text = rewrite(text, path, recipe, overrides, log)
             changes += draft.changes
             warnings += [line for line in draft.warnings if line not in warnings]
         warnings += not_written(overrides, before, text)

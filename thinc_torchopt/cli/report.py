@@ -11,7 +11,7 @@ from rich.console import Console
 from typer import Argument as Arg
 from typer import Option as Opt
 
-from ..addons.report import Report, check_output, read_report, with_others
+from ..addons.report import Report, check_output, logs_in, read_report, with_others
 from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..loop.run_lock import is_held
@@ -25,9 +25,9 @@ _SECONDS, _SHARE = 10, 4
 def report(
     log_paths: list[Path] = Arg(
         ...,
-        help="Log files of JSONLinesLogger. Several are compared; a resumed run's further logs are found",
+        help="Log files of JSONLinesLogger, or folders of trainings. Several are compared; a resumed run's further "
+        "logs are found",
         exists=True,
-        dir_okay=False,
     ),
     output_path: Optional[Path] = Opt(
         None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs matplotlib"
@@ -54,11 +54,12 @@ def report(
             raise ConfigError("Can't use --watch alone: there is no report to write. Add --output report.html.")
         if watch and model_path is not None:
             raise ConfigError("Can't use --watch with --model: the pipeline is not trained yet. Leave out one of them.")
+        logs = logs_in(log_paths)
         if output_path is not None:
-            check_output(output_path, log_paths)
+            check_output(output_path, logs)
         cli_util().import_code(code_path)
         if watch and output_path is not None:
-            _watch(log_paths, output_path, None if as_json else console)
+            _watch(logs, output_path, None if as_json else console)
         found = read_report(*log_paths, model=model_path, texts=texts_path)
         if output_path is not None:
             found.to_disk(output_path)

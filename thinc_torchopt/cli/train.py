@@ -190,20 +190,21 @@ def with_budget(
             f'"{block["@optimizers"]}", which has no checkpoints. Convert it, for example with spacy torchopt init '
             "--recipe robust."
         )
-    if "checkpoint" not in block and output_path is None:
-        _SECTION.refuse("--budget", "--output, or a block [training.optimizer.checkpoint], for checkpoints", None)
-    folder = output_path if output_path is not None else Path(block["checkpoint"]["path"]).parent
+    checkpoint = _at(block, ("checkpoint",)) or {}
+    state = checkpoint.get("path") or (output_path and output_path / "state")
+    if state is None:
+        _SECTION.refuse("--budget", "--output, or a path in [training.optimizer.checkpoint], for checkpoints", None)
+    folder = output_path if output_path is not None else Path(state).parent
     path = folder / "budget.cfg"
     optimizer, training, told = config["training"]["optimizer"], plain_config["training"], []
-    if "checkpoint" not in block:
-        optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(folder / "state")}
+    optimizer.setdefault("checkpoint", {"@misc": "thinc-torchopt.Checkpoint.v1"})
     before = _optimizer_before(path)
-    if not _is_resumed(block.get("checkpoint", optimizer["checkpoint"]), machine):
-        before = {}
+    if checkpoint.get("resume") == "never" or not (machine or resumable(Path(state))):
+        before = {}  # as far as this machine can tell
     longest = int(_LONGEST_WARMUP * (limit if unit == "steps" else training.get("max_steps") or 20_000))
     for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
-        peak = max(rates)
-        given = rates.index(peak)
+        given = rates.index(max(rates))
+        peak = float(f"{max(rates):.15g}")  # as written in the config: a warm-up may end a last bit beside it
         # Another budget may allow a longer one: that of a run that has begun must stay the same.
         steps = (_at(before, place) or {}).get("warmup_steps", longest)
         steps = min(given, steps if steps <= given else longest)
@@ -243,16 +244,6 @@ def _optimizer_before(path: Path) -> Mapping[str, Any]:
             f"Can't read '{path}': expected the config of a training with --budget, found another file. Remove it "
             "(the training may then have another warm-up), or change --output."
         ) from error
-
-
-def _is_resumed(block: Any, machine: int) -> bool:
-    """Whether a run has checkpoints to go on from, as far as this machine can tell. block (Any): Its settings of
-    checkpoints.
-    """
-    settings = block if isinstance(block, Mapping) else {}
-    if "path" not in settings or settings.get("resume") == "never":
-        return False
-    return machine > 0 or bool(resumable(Path(str(settings["path"]))))
 
 
 def _stable(rate: float, warmup_steps: int) -> dict[str, Any]:

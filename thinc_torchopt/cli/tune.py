@@ -51,7 +51,7 @@ from ..core.errors import ConfigError
 from ..core.tables import print_table
 from ..loop.progress_bars import Bar, show_progress
 from ..loop.setup import config_errors
-from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
+from ._command import BEST_CONFIG, CODE, GPU, JSON, PICTURE_BESIDE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, show
 from ._setup import read_overrides
 from .find_lr import find_peak
@@ -92,9 +92,7 @@ def tune(
         Path("tune.db"), "--study", help="SQLite file of the study. An existing study is continued", dir_okay=False
     ),
     output_path: Optional[Path] = BEST_CONFIG,
-    picture_path: Optional[Path] = Opt(
-        None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs matplotlib"
-    ),
+    picture_path: Optional[Path] = PICTURE_BESIDE,
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,
@@ -122,9 +120,8 @@ def tune(
         source = source.write_overrides("training.optimizer.")
         warned: list[str] = []
         if recipe is not None:
-            state_path = f"training/{(output_path or config_path).stem}-state"
             with config_errors(path=config_path):
-                draft, text = rewrite(source.text, config_path, Recipe.of(recipe), state_path, source.overrides)
+                draft, text = rewrite(source.text, config_path, Recipe.of(recipe), source.overrides)
             warned = [*draft.warnings, *not_written(source.overrides, source.text, text, in_trials=True)]
             source.text = text
         space = _space(source, given or (), overridden)

@@ -266,6 +266,12 @@ def _check_form(config: Mapping[str, Any], section: str, labels: Any, where: str
         )
 
 
+def pipeline_in(folder: Path) -> str:
+    """Advice for a folder that is no pipeline: the one in it, if spaCy has saved one there."""
+    inside = [folder / name for name in ("model-best", "model-last") if (folder / name / "config.cfg").is_file()]
+    return f"Give the one in it: {inside[0]}." if inside else "Give the folder that spacy train has saved."
+
+
 def check_output(path: Path) -> None:
     """Check the folder for models before anything is computed. Nothing is left there.
 

@@ -149,6 +149,8 @@ class ModelWriter(Protocol):
 _next_writer: ContextVar[ModelWriter | None] = ContextVar("_next_writer", default=None)
 _writer: ContextVar[ModelWriter | None] = ContextVar("_writer", default=None)
 _end: ContextVar[ExitStack | None] = ContextVar("_end", default=None)
+# Its folder for models.
+_output: ContextVar[Path | None] = ContextVar("_output", default=None)
 
 
 def tell_output_to(writer: ModelWriter) -> None:
@@ -164,6 +166,11 @@ def end_of_training() -> ExitStack | None:
     return _end.get()
 
 
+def output_of_training() -> Path | None:
+    """The folder for models of the current `spacy.training.loop.train`. None: it has none, as on ranks above 0."""
+    return _output.get()
+
+
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(nlp: Any, output_path: Any = None, **kwargs: Any) -> Any:
         with ExitStack() as end:
@@ -174,12 +181,13 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
             if _is_for_us(nlp) and rank_in_environment() > 0:
                 output_path, kwargs["stdout"] = None, StringIO()
                 end.enter_context(_silence(nlp))
-            tokens = _end.set(end), _writer.set(None)
+            tokens = _end.set(end), _writer.set(None), _output.set(None if output_path is None else Path(output_path))
             try:
                 return original(nlp, output_path, **kwargs)
             finally:
                 _end.reset(tokens[0])
                 _writer.reset(tokens[1])
+                _output.reset(tokens[2])
 
     return train
 

@@ -88,6 +88,7 @@ class RunCheckpoints:
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
     dev (Reader | None): The development data: scores of other texts can't be compared with earlier ones.
+    output (Path | None): The folder for models, for checkpoints without a folder of their own.
     own (dict[str, Any] | None): The user's own values, saved with each checkpoint. None: a run of `spacy train`.
     ranks (Alone): This process among several. Rank 0 reads and writes.
 
@@ -106,6 +107,7 @@ class RunCheckpoints:
         batches: Iterator[Any],
         *,
         dev: Reader | None = None,
+        output: Path | None = None,
         own: dict[str, Any] | None = None,
         ranks: Alone | None = None,
     ):
@@ -114,7 +116,7 @@ class RunCheckpoints:
         self.settings = settings
         self.own = {} if own is None else own
         self.keeps_best = False
-        self.folder = Path(settings.path).absolute()
+        self.folder = settings.folder(output).absolute()
         self.stream = DataStream(batches, self.ranks.size)
         self.signals = Signals()
         self.goes_on = False
@@ -259,7 +261,7 @@ class RunCheckpoints:
             if self.settings.on_config_change == "refuse" or (others and self._optimizer.remembers_scores):
                 raise StateError(
                     f"Can't resume: {text}.\n{self._how_to_resume(saved, changes)} To start from the beginning: "
-                    f"{self._setting('resume', 'never')}, or another path."
+                    f"{self._setting('resume', 'never')}, or another folder."
                 )
             if others:
                 saved.progress.results.clear()
@@ -292,7 +294,7 @@ class RunCheckpoints:
                 f"\n\nThe labels of {', '.join(others)} don't come from there: restore the 'source', "
                 "[initialize.after_init] or the code that they come from."
             )
-        return f"{text}\n\nTo start from the beginning: {self._setting('resume', 'never')}, or another path."
+        return f"{text}\n\nTo start from the beginning: {self._setting('resume', 'never')}, or another folder."
 
     @staticmethod
     def _named(changes: Sequence[str], which: tuple[str, ...]) -> str:
@@ -396,7 +398,7 @@ class RunCheckpoints:
             )
         return (
             f"Nothing to do: the training in {self.folder} was finished, after step {step}. {more} To start from the "
-            "beginning, add --training.optimizer.checkpoint.resume never, or set another path."
+            "beginning, add --training.optimizer.checkpoint.resume never, or give another folder."
         )
 
     # ------------------------------------------------------------------ as a listener

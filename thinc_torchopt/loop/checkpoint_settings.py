@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from ..core.attachments import Attachment
 from ..core.checks import Section
+from ..core.errors import ConfigError
 
 CHECKPOINT = "[training.optimizer.checkpoint]"
 
@@ -16,7 +17,7 @@ CHECKPOINT = "[training.optimizer.checkpoint]"
 class Checkpoint(Attachment):
     """Save the state of a training run, and resume from it. Registered as `thinc-torchopt.Checkpoint.v1`.
 
-    path (str): A folder for this run alone.
+    path (str | None): A folder for this run alone. None: `state` in the folder of `--output`.
     every (int): Steps between two checkpoints, beside those after each evaluation. 0: only after evaluations.
     keep (int): Number of checkpoints to keep, the newest ones.
     resume ("auto" | "must" | "never"): "auto" resumes from the newest undamaged checkpoint, if there is one; "must"
@@ -40,7 +41,7 @@ class Checkpoint(Attachment):
     own_block: ClassVar[str] = "checkpoint"
     decides_alike: ClassVar[bool] = True
 
-    path: str
+    path: str | None = None
     _: KW_ONLY
     every: int = 0
     keep: int = 2
@@ -53,7 +54,7 @@ class Checkpoint(Attachment):
         section = Section(CHECKPOINT)
         given = self.path
         self.path = str(given) if isinstance(given, Path) else given
-        if not isinstance(self.path, str) or not self.path or Path(self.path).is_file():
+        if self.path is not None and (not isinstance(self.path, str) or not self.path or Path(self.path).is_file()):
             section.refuse("path", "a folder", given)
         self.every = section.whole("every", self.every)
         self.keep = section.whole("keep", self.keep, at_least=1)
@@ -61,3 +62,17 @@ class Checkpoint(Attachment):
         section.choice("on_config_change", self.on_config_change, ("refuse", "warn"))
         section.flag("in_background", self.in_background)
         section.flag("progress_bar", self.progress_bar)
+
+    def folder(self, output: Path | None = None) -> Path:
+        """The folder of the checkpoints. output (Path | None): That for models.
+
+        RAISES (ConfigError): There is none.
+        """
+        if self.path is not None:
+            return Path(self.path)
+        if output is None:
+            raise ConfigError(
+                f"Can't save checkpoints: expected --output, or 'path' in {CHECKPOINT}, found neither. Add --output. "
+                "(In Python, import thinc_torchopt before `train` of spacy.training.loop.)"
+            )
+        return output / "state"

@@ -11,17 +11,20 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy
+from confection import Config
 from spacy.language import Language
 from spacy.pipeline import EditTreeLemmatizer
 
 from ..core.attachments import Attachment, paths_that_may_change
+from ..core.config_checks import sections_of
 
 # Settings that may change when a run is resumed. The data behind paths is checked by the checksum of its batches.
-_MAY_CHANGE = (
+MAY_CHANGE = (
     "paths.",
     "training.logger",
     "training.max_steps",
@@ -46,7 +49,7 @@ def collect_values(nlp: Language, attachments: Mapping[str, Attachment] = Mappin
     attachments (Mapping): Those of the optimizer.
     """
     blocks = paths_that_may_change(attachments, nlp.config["training"]["optimizer"])
-    values = _values(nlp, _MAY_CHANGE)
+    values = _values(nlp, MAY_CHANGE)
     return {
         path: value
         for path, value in values.items()
@@ -86,6 +89,20 @@ def _settings(config: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str,
                 found[path] = repr(value)
 
     collect(config, "")
+    return found
+
+
+def task_of(config: Config) -> dict[str, str]:
+    """The pipeline of a config and its training texts, by dotted paths. A run with others is no repetition.
+
+    config (Config): Interpolated.
+    """
+    corpus = config["training"]["train_corpus"]
+    found = {f"nlp.{key}": repr(config["nlp"][key]) for key in ("lang", "pipeline")}
+    for section in sections_of({"corpora": config["corpora"]}):
+        if f"{section.path}.".startswith(f"{corpus}.") and isinstance(path := section.block.get("path"), str):
+            # A relative one may be of another folder.
+            found[f"{section.path}.path"] = str(Path(path).resolve()) if Path(path).exists() else path
     return found
 
 

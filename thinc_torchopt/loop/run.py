@@ -243,7 +243,10 @@ class Run:
         block = self.optimizer.attachments.get("checkpoint")
         if isinstance(block, Checkpoint):
             dev = dev_reader_of(self._evaluate)
-            self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, dev=dev, ranks=self.ranks)
+            output = self.ranks.from_rank_0(hooks.output_of_training)
+            self.checkpoints = RunCheckpoints(
+                block, self.nlp, self.optimizer, data, dev=dev, output=output, ranks=self.ranks
+            )
             self.models.checkpoints = self.checkpoints
             self.batches: Batches = self.checkpoints.stream
         else:

@@ -23,6 +23,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import Any, Final, Literal
 
 from spacy.language import Language
 from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST, create_before_to_disk_callback
-from spacy.util import registry
+from spacy.util import load_config, registry
 from thinc.api import Model
 
 from ..core.errors import CheckpointWarning, ConfigError, ConfigWarning, StateError
@@ -41,6 +42,7 @@ from ..core.schema import AnyNumber, Count, read, write
 from ..core.state import advice_on, clear_leftovers, is_one_of, replacing
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import most_at_once, nearest
+from .config_check import compare_configs, task_of
 from .events import Control, Event
 from .progress import Progress, as_float, plain_scores
 
@@ -106,7 +108,8 @@ class SavedModels:
         """Begin to write into a folder. Called before spaCy removes the models of an earlier training from it.
 
         RETURNS (bool): Whether it may: not those of this run, if it is resumed.
-        RAISES (ConfigError): The disk has no room for what the run writes there, or its checkpoints would be removed.
+        RAISES (ConfigError): The disk has no room for what the run writes there; its checkpoints would be removed, or
+            the models of another pipeline.
         """
         self._error_around = sys.exc_info()[1]
         if folder is None:
@@ -128,7 +131,23 @@ class SavedModels:
                 f"The best model so far, that of step {progress.best_step}, is not in '{folder / DIR_MODEL_BEST}': the "
                 "training saves the next better one there. If it was saved in another folder, give that as --output."
             )
+        if not is_ours and not (self.checkpoints is not None and self.checkpoints.goes_on):
+            self._check_replaced(folder)
         return not is_ours
+
+    def _check_replaced(self, folder: Path) -> None:
+        """RAISES (ConfigError): spaCy would remove a model of another pipeline, or of other texts."""
+        task = task_of(self._nlp.config.interpolate())
+        for model in (folder / DIR_MODEL_BEST, folder / DIR_MODEL_LAST):
+            before = task
+            with suppress(Exception):  # what is no pipeline has no name here
+                before = task_of(load_config(model / "config.cfg", interpolate=True))
+            if differences := compare_configs(before, task, words=("there", "now")):
+                lines = "\n  ".join(differences)
+                raise ConfigError(
+                    f"Can't save models to --output '{folder}': spaCy would remove '{model}', which another training "
+                    f"has saved:\n  {lines}\nGive another --output. Or remove its models first, if nobody needs them."
+                )
 
     def _check_room(self, folder: Path) -> None:
         there = nearest(folder)

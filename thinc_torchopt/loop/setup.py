@@ -15,7 +15,7 @@ from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
-from ..core.config_checks import check_corpora, check_gpu, check_names, check_training_section
+from ..core.config_checks import check_corpora, check_gpu, check_names, check_training_section, pipeline_in
 from ..core.errors import CheckpointWarning, ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
@@ -85,6 +85,11 @@ def build(
     check_gpu(use_gpu)
     path = path_of(source)
     if path is not None and path.is_dir():
+        if not (path / "config.cfg").is_file():
+            raise ConfigError(
+                f"Can't load the pipeline '{path}': expected a folder with config.cfg, found one without. "
+                f"{pipeline_in(path)}"
+            )
         with config_errors(path=path), show_activity("Loading the pipeline"):
             check_names(overrides)
             nlp = spacy.load(path, config=checked_overrides(overrides))

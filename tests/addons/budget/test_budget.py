@@ -222,17 +222,22 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("evaluation", "limit", "frequency", "least"),
-    [(0.0, "40s", 1000, 8), (3.0, "1m10s", 7, 8), (3.0, "1m10s", 1000, 8), (20.0, "160s", 7, 4)],
+    [(0.0, "40s", 1000, 8), (3.0, "1m10s", 7, 8), (3.0, "1m10s", 1000, 8), (20.0, "160s", 7, 4), (40.0, "160s", 7, 2)],
 )
 def test_budget_of_seconds_ends_in_time(evaluation, limit, frequency, least, corpus, tmp_path, monkeypatch):
     """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before.
     There are eight, unless they would take more than about half of the time.
     """
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=evaluation)
-    infos = train(tmp_path, corpus, limit, training__eval_frequency=frequency)
+    began = []
+    infos = train(tmp_path, corpus, limit, training__eval_frequency=frequency, act=lambda step: began.append(clock.now))
     rates, budget = rates_in(infos), Budget(limit).amount
     used = clock.now - 1000.0
     assert budget - 2.0 - evaluation <= used <= budget + 1.0
+    # The rate falls in the last fifth, from the next step on; sooner if that has no room for two evaluations.
+    begins = next(step for step in sorted(infos) if step > 2 and rates[step] < 0.01) - 1
+    fall = max(0.2 * budget, 2.0 * (1.0 + evaluation) * bool(evaluation))
+    assert budget - fall - 1.0 <= began[begins] - 1000.0 <= budget - fall + 1.0 + evaluation
     first = rates.index(rates[-1]) - len([rate for rate in rates if 0 < rate < 0.01]) + 2
     assert rates[-1] > 0 and first > 2 and max(rates) == 0.01
     assert len(evaluations_in(infos)) >= least

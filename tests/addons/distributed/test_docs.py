@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from thinc_torchopt.loop.checkpoint_folder import steps_of
+
 from ...conftest import CONFIGS, ROOT
 from ...spacy_cli import flags_of, toy_corpus
 
@@ -54,6 +56,8 @@ def run_together(lines, folder, **env):
         for process in started:
             process.kill()
     assert (folder / "training" / "model-best" / "meta.json").is_file()
+    # Ranks above 0 have no --output, and agree on its state.
+    assert steps_of(folder / "training" / "state")
 
 
 @pytest.mark.slow

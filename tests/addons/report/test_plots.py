@@ -92,6 +92,21 @@ def test_plots_range_test(tmp_path, drawn):
     assert axes.get_ylim()[0] < 1.0 and 2.0 < axes.get_ylim()[1] < 3.0  # not up to 500
 
 
+def test_plots_learning_curve(tmp_path, drawn):
+    scores = {3: [0.5, 0.7], 6: [0.8, 0.9], 12: [0.95]}
+    plots.plot_learning_curve(scores, tmp_path / "curve.png", title="пример.cfg")
+    [axes] = drawn[0].axes
+    each, mean, *caps = axes.lines
+    assert [*zip(each.get_xdata(), each.get_ydata())] == [(3, 0.5), (3, 0.7), (6, 0.8), (6, 0.9), (12, 0.95)]
+    assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([3, 6, 12], pytest.approx([0.6, 0.85, 0.95]))
+    low, high = (list(cap.get_ydata()) for cap in caps)
+    # The standard deviation of two is their distance by the root of 2.
+    assert high == pytest.approx([0.6 + 0.2 / 2**0.5, 0.85 + 0.1 / 2**0.5, 0.95])
+    assert low == pytest.approx([0.6 - 0.2 / 2**0.5, 0.85 - 0.1 / 2**0.5, 0.95])
+    assert list(axes.get_xticks()) == [3, 6, 12] and axes.get_xlim()[0] == 0
+    assert axes.get_title(loc="left") == "пример.cfg"
+
+
 def test_plots_nothing_to_smooth_is_drawn_all_the_same(tmp_path):
     plots.plot_range_test(RangeTest([1e-3], [math.nan]), tmp_path / "lr.png")
     plots.plot_schedule({"frozen": [0.0, 0.0]}, tmp_path / "rates.png")

@@ -17,6 +17,7 @@ from io import BytesIO, StringIO
 import numpy
 import pytest
 import spacy
+from confection import Config
 from spacy.tokens import DocBin, Span
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
@@ -886,6 +887,82 @@ def test_report_refuses_what_does_not_go_together(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=said):
             read_report(*logs, **options)
+
+
+CORPORA = {"train": {"path": "train.spacy"}, "dev": {"path": "dev.spacy"}}
+OPTIMIZER = {
+    "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
+    "learn_rate": {"@schedules": "warmup_linear.v1", "initial_rate": 0.1},
+    "checkpoint": {"@misc": "thinc-torchopt.Checkpoint.v1", "keep": 2},
+}
+TRAINING = {
+    "train_corpus": "corpora.train",
+    "dev_corpus": "corpora.dev",
+    "seed": 0,
+    "dropout": 0.1,
+    "max_steps": 100,
+    "frozen_components": [],
+    "optimizer": OPTIMIZER,
+}
+
+
+def saved(folder, *, labels=("A", "B"), corpora=None, pipeline=("tok2vec", "ner"), **training):
+    """The files of a trained pipeline that a report reads, and its log in the folder above. RETURNS: the folder."""
+    config = {"nlp": {"pipeline": list(pipeline)}, "corpora": corpora or CORPORA, "training": {**TRAINING, **training}}
+    folder.mkdir(parents=True)
+    Config(config).to_disk(folder / "config.cfg")
+    (folder / "meta.json").write_text(json.dumps({"labels": {"ner": list(labels)}}))
+    components = [{"name": name, "labels": list(labels) if name == "ner" else []} for name in pipeline]
+    lines = [{**row(0), "trained": {"components": components, "config": config}}, *rows(3)[1:]]
+    write(folder.parent / "log.jsonl", lines)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({}, None),
+        ({"max_steps": 999, "patience": 7}, None),  # as when a run is resumed
+        ({"labels": ["A", "B", "C"]}, None),  # some come late
+        ({"labels": ["A", "C"]}, r"labels of ner: \['A', 'B'\] in the log, \['A', 'C'\] in the pipeline"),
+        ({"pipeline": ["tok2vec", "tagger"]}, "components: .*'ner'.* in the log, .*'tagger'.* in the pipeline"),
+        ({"corpora": {**CORPORA, "train": {"path": "b"}}}, "corpora.train.path: 'train.spacy' in the log, 'b' in the"),
+        ({"corpora": {**CORPORA, "dev": {"path": "b"}}}, "corpora.dev.path: 'dev.spacy' in the log, 'b' in the"),
+        ({"dropout": 0.2}, "training.dropout: 0.1 in the log, 0.2 in the pipeline"),
+        (
+            {"optimizer": {**OPTIMIZER, "learn_rate": {"@schedules": "warmup_linear.v1", "initial_rate": 0.2}}},
+            "training.optimizer.learn_rate.initial_rate: 0.1 in the log, 0.2 in the pipeline",
+        ),
+        ({"optimizer": {**OPTIMIZER, "checkpoint": {"@misc": "thinc-torchopt.Checkpoint.v1", "keep": 9}}}, None),
+    ],
+)
+def test_report_refuses_the_model_of_another_training(other, said, tmp_path):
+    saved(tmp_path / "one" / "model-best")
+    model = saved(tmp_path / "two" / "model-best", **other)
+    assert read_report(tmp_path / "two").trained.components  # its own
+    if said is None:
+        assert read_report(tmp_path / "one" / "log.jsonl", model=model).trained.components
+        return
+    with pytest.raises(ConfigError, match=rf"Can't use .*model-best with .*log.jsonl: another training.*\n  {said}"):
+        read_report(tmp_path / "one" / "log.jsonl", model=model)
+
+
+def test_report_takes_folders(tmp_path):
+    """Of a training, with its model, and of the newest that was there; and a folder of several."""
+    saved(tmp_path / "a b" / "model-best")
+    assert read_report(tmp_path / "a b").trained.labels == {"ner": ["A", "B"]}
+    log = (tmp_path / "a b" / "log.jsonl").read_text()
+    (tmp_path / "a b" / "log-2.jsonl").write_text(log.replace('"losses"', '"run_id": "2", "losses"'))
+    assert [run.paths[-1].name for run in read_report(tmp_path / "a b").runs] == ["log-2.jsonl"]
+    (tmp_path / "empty").mkdir()
+    assert [run.label for run in read_report(tmp_path).runs] == ["a b/log-2"]
+    saved(tmp_path / "c" / "model-best", labels=["X"])
+    run = report(tmp_path, tmp_path / "c", "--json")
+    assert [found["run"] for found in json.loads(run.stdout)] == ["a b", "c"]
+    run = report(tmp_path / "empty", check=False)
+    assert run.returncode == 1 and "expected log.jsonl in it, or in folders in it, found none" in run.stderr
+    with pytest.raises(ConfigError, match="expected the log of one"):
+        read_report(tmp_path, model=tmp_path / "c" / "model-best")
 
 
 @needs_matplotlib

@@ -5,8 +5,14 @@ from statistics import stdev
 
 import numpy
 import pytest
+import spacy
+from hypothesis import given
+from hypothesis import strategies as st
+from spacy.training import Example
 
-from thinc_torchopt.addons.trials.comparison import compare, t_quantile
+from thinc_torchopt.addons.trials.comparison import compare, part_of, t_quantile
+
+NLP = spacy.blank("xx")
 
 
 def by_seed(**scores):
@@ -136,3 +142,25 @@ def test_comparison_advises_more_texts():
     few = {name: {0: row, 1: row} for name, row in {"a": [0.8, 0.8], "b": [0.81, 0.8]}.items()}
     told = compare({"a": {0: 0.80, 1: 0.82}, "b": {0: 0.81, 1: 0.831}}, "a", few).verdict("the config")
     assert told.endswith("More texts to evaluate on would help more than more seeds.")
+
+
+@given(st.lists(st.sampled_from("abcdé字"), min_size=1, max_size=30), st.randoms(), st.integers(0, 5))
+def test_comparison_parts_hold_the_smaller_ones(texts, random, seed):
+    """Whatever the order of the texts, which may be there twice."""
+    examples = [Example(NLP.make_doc(text), NLP.make_doc(text)) for text in texts]
+    shuffled = random.sample(examples, len(examples))
+    before: list[Example] = []
+    for share in (0.25, 0.5, 0.75, 1.0):
+        part = part_of(examples, share, seed)
+        places = [next(i for i, one in enumerate(examples) if one is example) for example in part]
+        assert places == sorted(set(places)) and len(part) == max(round(share * len(texts)), 1)
+        assert all(any(one is example for one in part) for example in before)
+        other = part_of(shuffled, share, seed)
+        assert sorted(e.reference.text for e in part) == sorted(e.reference.text for e in other)
+        before = part
+    assert before == examples
+
+
+def test_comparison_parts_of_seeds_differ():
+    examples = [Example(NLP.make_doc(text), NLP.make_doc(text)) for text in "abcdefghijklmnopqrstuvwxyz"]
+    assert len({"".join(e.reference.text for e in part_of(examples, 0.5, seed)) for seed in range(9)}) == 9

@@ -9,9 +9,11 @@ from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
 from spacy.tokens import Doc, DocBin
+from spacy.training import Corpus
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train
 
+from thinc_torchopt.addons.trials.comparison import part_of
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
 from thinc_torchopt.core.errors import ConfigError
 
@@ -76,6 +78,28 @@ def test_trial_is_what_spacy_trains(tmp_path, optimizer):
     assert found.kept == dict(judging)[max(step for step, score in seen if score == found.chosen)]
     assert found.last == judging[-1][1] and len(found.resampled) == 4
     assert found.words > 0 and found.seconds > 0
+
+
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.PipelineWarning")  # half of a toy corpus lacks labels
+def test_trial_on_a_part_is_what_spacy_trains_on_its_file(tmp_path):
+    """The oracle is a pipeline that is initialized with all texts, and `spacy train` with a file of the part."""
+    short, _ = shorten(load(tmp_path), 10)
+    found = run_trial(short, seed=3, share=0.25)
+    oracle = short.copy()
+    dev = list(DocBin().from_disk(short["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
+    DocBin(docs=dev[::2]).to_disk(tmp_path / "half.spacy")
+    oracle["corpora"]["dev"]["path"] = str(tmp_path / "half.spacy")
+    oracle["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
+    RECORDED.clear()
+    nlp = init_nlp(oracle)
+    examples = list(Corpus(short["paths"]["train"])(nlp))
+    part = part_of(examples, 0.25, 3)
+    assert len(part) == len(examples) // 4
+    DocBin(docs=[example.reference for example in part]).to_disk(tmp_path / "part.spacy")
+    nlp.config["corpora"]["train"]["path"] = str(tmp_path / "part.spacy")
+    train(nlp, None)
+    assert found.evaluations == RECORDED
+    assert run_trial(short, seed=3, share=1.0).evaluations == run_trial(short, seed=3).evaluations != RECORDED
 
 
 def test_trial_of_one_text_is_judged_on_it(tmp_path):

@@ -213,7 +213,7 @@ class BudgetKeeper:
         falls = False
         if is_known:
             is_due = now + state.step_cost.mean - state.evaluated_at >= self._between
-            falls, self._is_due = self._agreed((now + self._cost_of_fall(event.step, now, end) >= end, is_due))
+            falls, self._is_due = self._agreed((now + self._cost_of_fall(end) >= end, is_due))
         if state.fell_for is None and falls:
             steps = self._steps_of_fall(event.step, now, end)
             state.fell_for = self._settings.amount
@@ -240,10 +240,13 @@ class BudgetKeeper:
         """The most that may be used from one evaluation to the next."""
         return max(_MOST_BETWEEN * self._end, 2 * self._state.eval_cost.mean)
 
-    def _cost_of_fall(self, first: int, now: float, end: float) -> float:
-        """The cost of a fall to `end` that begins with a step, with its evaluations. now (float): What is used."""
-        cost = max(self._settings.decay_ratio * end, self._state.step_cost.mean)
-        return cost + self._cost_of_evaluations(first, int(cost / (self._state.step_cost.mean or cost)), now)
+    def _cost_of_fall(self, end: float) -> float:
+        """The cost of a fall to `end`, with its evaluations: its part of the budget, or if that is too short, a step
+        with an evaluation, and another that may come before it can begin.
+        """
+        steps, evaluations = self._state.step_cost, self._state.eval_cost
+        least = 2 * (steps.mean + evaluations.mean) if evaluations.mean else steps.mean
+        return max(self._settings.decay_ratio * end, least)
 
     def _cost_of_evaluations(self, first: int, steps: int, now: float) -> float:
         """The cost of evaluations in `steps` steps from a step on. The last of them is always evaluated."""

@@ -46,28 +46,36 @@ _KNOWN = ("step", "epoch", "seconds", "words", "losses", "score", "other_scores"
 # ---------------------------------------------------------------------- JSON lines
 
 
-def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
+def JSONLinesLogger(path: Optional[Union[str, Path]] = None, every: int = 1) -> Logger:
     """Write one line of JSON for each step. Registered as `thinc-torchopt.JSONLinesLogger.v1`.
 
     A resumed run adds its lines to its newest file, if that ends before its first step. Any other run writes to a new
     file: the first of "log.jsonl", "log-2.jsonl", "log-3.jsonl" ... that does not exist. Existing lines are never
     changed.
 
-    path (str | Path): Path of the file. Missing folders are created.
+    path (str | Path | None): Path of the file. Missing folders are created. None: `log.jsonl` in the folder of
+        `--output`; without one, there is no log.
     every (int): Steps between two lines. Evaluations are always written.
     RETURNS (Callable): The logger for [training.logger].
     RAISES (ConfigError): `every` is below 1, or `path` is a folder.
     """
     block = block_of("thinc-torchopt.JSONLinesLogger.v1")
     every = block.whole("every", every, at_least=1)
-    path = block.file("path", path, "the path of a file")
+    given = None if path is None else block.file("path", path, "the path of a file, or null")
 
     def setup(
         nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
     ) -> tuple[LogStep, Callable[[], None]]:
+        from ...core.hooks import output_of_training
         from ...loop.components import sums_of_gradients
         from ...loop.run_lock import hold
 
+        output = output_of_training()
+        path = given if given is not None or output is None else output / "log.jsonl"
+        if path is None:
+            told = "Steps are not logged: the block of the log has no 'path', and no --output is known"
+            print(Printer(no_print=True).info(told), file=stdout, flush=True)
+            return lambda info: None, lambda: None
         if path.is_dir():
             raise ConfigError(
                 f"Can't write the training log {path}: expected a file, found a folder. Add the name of a file to "

@@ -68,7 +68,7 @@ class Checkpoints:
         progress_bar: bool = True,
     ):
         self._settings = Checkpoint(
-            str(path) if isinstance(path, Path) else path,
+            str(_SECTION.file("path", path, "a folder")),
             keep=keep,
             resume=resume,
             on_config_change=on_config_change,

@@ -24,7 +24,7 @@ from ...core.checks import Section
 from ...core.config_checks import check_gpu, check_training_section
 from ...core.errors import ConfigError, TorchOptError
 from ...core.tables import as_text, html_lines, html_of, html_table, print_table
-from ...core.words import time_in_words
+from ...core.words import count, time_in_words
 from ...loop.components import check_listeners, may_read_tensors
 from ...loop.data_stream import batcher_of
 from ...loop.progress_bars import show_progress
@@ -49,10 +49,10 @@ from ..recipes import (
 )
 from ..trials import Comparison, TrialResult, compare, run_trial, shorten
 
-_SECTION = Section("spacy torchopt try", verb="use")
+TRY = Section("spacy torchopt try", verb="use")
 _BASE, _STOCK = "as it is", "tuned Adam"
 # Evaluations after the first step, and so the least number of steps that can be told apart.
-_EVALUATIONS = 10
+EVALUATIONS = 10
 # The seed with which spaCy's Adam is tuned is that far from the others.
 _APART = 100
 # The time of all trials is known after this part of the first.
@@ -69,12 +69,14 @@ class Candidate:
 
     text (str): The text of its config.
     config (Config): What its trials have: shortened.
+    share (float): Of the training texts, that it is trained on.
     trials (dict[int, TrialResult]): By seed.
     problem (str | None): Why it can't be compared.
     """
 
     text: str
     config: Config
+    share: float = 1.0
     trials: dict[int, TrialResult] = field(default_factory=dict)
     problem: str | None = None
 
@@ -92,6 +94,21 @@ class Candidate:
     def seconds(self) -> float:
         """Mean CPU time of its trials."""
         return fmean(trial.seconds for trial in self.trials.values()) if self.trials else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers of its trials, for JSON."""
+        return {
+            "steps": self.config["training"]["max_steps"],
+            "scores": self._by_seed(lambda trial: trial.kept),
+            "last_scores": self._by_seed(lambda trial: trial.last),
+            "evaluations": self._by_seed(lambda trial: trial.evaluations),
+            "cpu_seconds": self._by_seed(lambda trial: round(trial.seconds, 3)),
+            "words": self._by_seed(lambda trial: trial.words),
+            "problem": self.problem,
+        }
+
+    def _by_seed(self, value: Callable[[TrialResult], Any]) -> dict[str, Any]:
+        return {str(seed): value(trial) for seed, trial in self.trials.items()}
 
 
 @dataclass(repr=False)
@@ -142,16 +159,10 @@ class RecipeComparison:
             "tried": [
                 {
                     "name": name,
-                    "steps": found.config["training"]["max_steps"],
-                    "scores": _by_seed(found, lambda trial: trial.kept),
-                    "last_scores": _by_seed(found, lambda trial: trial.last),
-                    "evaluations": _by_seed(found, lambda trial: trial.evaluations),
-                    "cpu_seconds": _by_seed(found, lambda trial: round(trial.seconds, 3)),
-                    "words": _by_seed(found, lambda trial: trial.words),
+                    **found.as_dict(),
                     "mean": self.comparison.means.get(name) if self.comparison is not None else None,
-                    "from_base": _numbers_of(self.comparison, name),
-                    "from_tuned": _numbers_of(self.with_stock, name),
-                    "problem": found.problem,
+                    "from_base": numbers_of(self.comparison, name),
+                    "from_tuned": numbers_of(self.with_stock, name),
                 }
                 for name, found in self.tried.items()
             ],
@@ -166,7 +177,7 @@ class RecipeComparison:
         headers, rows = self._table()
         if rows:
             print_table(console, headers, rows, numbers=_numbers(headers))
-        for text in [*self._problems(), *self.verdict.splitlines()]:
+        for text in [*failures(self.tried), *self.verdict.splitlines()]:
             console.print(text)
 
     def __repr__(self) -> str:
@@ -175,18 +186,11 @@ class RecipeComparison:
     def _repr_html_(self) -> str:
         headers, rows = self._table()
         table = html_table(headers, rows, numbers=_numbers(headers)) if rows else ""
-        told = [("", text) for text in [*self._problems(), *self.verdict.splitlines()]]
+        told = [("", text) for text in [*failures(self.tried), *self.verdict.splitlines()]]
         return html_of(
             table,
             html_lines([*told, *(("Note", note) for note in self.notes)], kinds={"Note": "note"}),
         )
-
-    def _problems(self) -> list[str]:
-        return [
-            f"{name} did not finish its trials: {found.problem}"
-            for name, found in self.tried.items()
-            if found.problem is not None
-        ]
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Headers and rows. No rows: it was stopped before the first of the trials that are compared."""
@@ -206,11 +210,8 @@ class RecipeComparison:
         return headers, rows
 
 
-def _by_seed(found: Candidate, value: Callable[[TrialResult], Any]) -> dict[str, Any]:
-    return {str(seed): value(trial) for seed, trial in found.trials.items()}
-
-
-def _numbers_of(comparison: Comparison | None, name: str) -> dict[str, Any] | None:
+def numbers_of(comparison: Comparison | None, name: str) -> dict[str, Any] | None:
+    """The difference of a candidate from the base, for JSON. None: there is none."""
     found = comparison.differences.get(name) if comparison is not None else None
     if found is None:
         return None
@@ -252,12 +253,12 @@ def compare_recipes(
     RAISES (ConfigError): The config has an error, or nothing can be compared.
     """
     # Refuse what can be refused before the trainings.
-    _SECTION.whole("--steps", steps, at_least=1)
-    _SECTION.whole("--seeds", seeds, at_least=1)
+    TRY.whole("--steps", steps, at_least=1)
+    TRY.whole("--seeds", seeds, at_least=1)
     names = recipes.split(",") if isinstance(recipes, str) else recipes
     chosen = [Recipe.of(name.strip()) for name in names if name.strip()]
     if not chosen:
-        _SECTION.refuse("--recipes", "names of recipes with commas between them", "none")
+        TRY.refuse("--recipes", "names of recipes with commas between them", "none")
     path = None if output is None else Path(output)
     if path is not None:
         check_output(path)
@@ -266,41 +267,61 @@ def compare_recipes(
     source = open_source(config, overrides).write_overrides("training.optimizer.")
     check_training_section(source.load())
     texts, best, notes = _rewritten_by(source, chosen, path)
-    with config_errors(source.load(), path=source.path):
-        nlp = load_model_from_config(source.load(), auto_fill=True)
-    training = nlp.config.interpolate()["training"]
-    frozen, annotating = training["frozen_components"], training["annotating_components"]
-    check_listeners(nlp, frozen, annotating, have_tensors=may_read_tensors(nlp))
-    read_corpus(nlp, nlp.config.interpolate(), "dev_corpus", purpose="compare recipes", limit=1)
+    nlp = load_pipeline(source, "compare recipes")
     if best is not None:
         texts = {_BASE: source.text, _STOCK: best, **texts}  # to be tuned
     tried, told = _shortened(source, nlp, texts, _STOCK if best is not None else _BASE, steps)
     notes += told
-    count = len(tried) * seeds + (TUNING_TRIALS if best is not None else 0)
+    of_all = len(tried) * seeds + (TUNING_TRIALS if best is not None else 0)
     was_stopped = False
-    with _Trials(source, gpu_id, count) as trials:
+    with Trials(source, gpu_id, of_all) as trials:
         if best is not None:
             note, was_stopped = _tune(trials, nlp, tried[_STOCK])
             notes.append(note)
-        was_stopped = was_stopped or _run(trials, tried, [source.seed + i for i in range(seeds)])
-    if was_stopped:
-        notes.append("Stopped before the end. Only the trials up to then are shown.")
-    notes += [
-        f"{name}: {skipped} updates were skipped, as their gradients were not finite or a spike."
-        for name, found in tried.items()
-        if (skipped := sum(trial.skipped_updates for trial in found.trials.values()))
-    ]
-    texts_seen = max((trial.texts for found in tried.values() for trial in found.trials.values()), default=0)
-    if 0 < texts_seen < _FEW_TEXTS:
-        few = f"{texts_seen} text{'s' * (texts_seen != 1)} of the development data"
-        notes.append(
-            f"Scores are on {few}. With so few, even a difference that is called better may be chance. Evaluate on "
-            "more texts."
-        )
+        was_stopped = was_stopped or run_trials(trials, tried, [source.seed + i for i in range(seeds)])
+    notes += notes_on(tried, was_stopped)
     result = RecipeComparison(tried, *_judge(tried), notes, was_stopped)
     if path is not None and result.is_decided:
         result.to_disk(path)
     return result
+
+
+def load_pipeline(source: ConfigSource, purpose: str) -> Language:
+    """The pipeline of a config, not initialized. purpose (str): The verb for errors.
+
+    RAISES (ConfigError): It can't be made or trained, or there is no development data.
+    """
+    with config_errors(source.load(), path=source.path):
+        nlp = load_model_from_config(source.load(), auto_fill=True)
+    config = nlp.config.interpolate()
+    frozen, annotating = config["training"]["frozen_components"], config["training"]["annotating_components"]
+    check_listeners(nlp, frozen, annotating, have_tensors=may_read_tensors(nlp))
+    read_corpus(nlp, config, "dev_corpus", purpose=purpose, limit=1)
+    return nlp
+
+
+def failures(tried: Mapping[str, Candidate]) -> list[str]:
+    """Say what did not finish."""
+    return [
+        f"{name} did not finish its trials: {found.problem}"
+        for name, found in tried.items()
+        if found.problem is not None
+    ]
+
+
+def notes_on(tried: Mapping[str, Candidate], was_stopped: bool) -> Iterator[str]:
+    """Say what may be wrong with the trials."""
+    if was_stopped:
+        yield "Stopped before the end. Only the trials up to then are shown."
+    for name, found in tried.items():
+        if skipped := sum(trial.skipped_updates for trial in found.trials.values()):
+            yield f"{name}: {skipped} updates were skipped, as their gradients were not finite or a spike."
+    texts_seen = max((trial.texts for found in tried.values() for trial in found.trials.values()), default=0)
+    if 0 < texts_seen < _FEW_TEXTS:
+        yield (
+            f"Scores are on {count(texts_seen, 'text')} of the development data. With so few, even a difference that "
+            "is called better may be chance. Evaluate on more texts."
+        )
 
 
 # ---------------------------------------------------------------------- what is tried
@@ -317,7 +338,7 @@ def _rewritten_by(
     texts, best, notes, refused, cause = {_BASE: source.text}, None, [], 0, ""
     for recipe in dict.fromkeys([Recipe.best, *chosen]):
         try:
-            text, warned = _rewritten(source, recipe, output)
+            text, warned = _rewritten(source, recipe)
         except ConfigError as error:
             if recipe in chosen:
                 notes.append(f"Not tried: {recipe.value}. {error}")
@@ -343,11 +364,10 @@ def _rewritten_by(
     return texts, best, notes
 
 
-def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tuple[str, list[str]]:
+def _rewritten(source: ConfigSource, recipe: Recipe) -> tuple[str, list[str]]:
     """The text of the config with a recipe, and warnings. RAISES (ConfigError): The recipe can't be used."""
-    state_path = f"training/{(output or source.path).stem}-state"
     with config_errors(path=source.path):
-        draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
+        draft, text = rewrite(source.text, source.path, recipe, source.overrides)
         warnings = [*draft.warnings, *not_written(source.overrides, source.text, text, in_trials=True)]
         if draft.is_unchanged or source.load(text) == source.load():
             return source.text, warnings
@@ -387,7 +407,7 @@ def _shortened(
     tried = {}
     for name, text in texts.items():
         short, more = shorten(configs[name], lengths[name])
-        short["training"]["eval_frequency"] = max(1, lengths[name] // _EVALUATIONS)
+        short["training"]["eval_frequency"] = max(1, lengths[name] // EVALUATIONS)
         tried[name] = Candidate(text, short)
         notes += [f"{name}: {note}" for note in more if name != _STOCK]
     return tried, notes
@@ -395,65 +415,66 @@ def _shortened(
 
 def _in_tens(steps: int) -> int:
     """So many steps that evaluations are at equal distances, up to the last step."""
-    return steps if steps < _EVALUATIONS else -(-steps // _EVALUATIONS) * _EVALUATIONS
+    return steps if steps < EVALUATIONS else -(-steps // EVALUATIONS) * EVALUATIONS
 
 
 # ---------------------------------------------------------------------- trials
 
 
-class _Trials:
+class Trials:
     """Runs one trial after the other, and says how long they take. For a `with` block.
 
-    count (int): Of all trials.
+    count (int): Of all trials. work (float): Of all trials, in trials on all texts. 0: each is on all.
     """
 
-    def __init__(self, source: ConfigSource, use_gpu: int, count: int):
+    def __init__(self, source: ConfigSource, use_gpu: int, count: int, work: float = 0.0):
         self.source = source
         self._use_gpu = use_gpu
         self._count = count
-        self._done = 0
+        self._work = work or count
+        self._done = 0.0
         self._began: float | None = default_timer()
-        self._progress = show_progress(count * 100, "Trying")
+        self._progress = show_progress(round(100 * self._work), "Trying")
 
-    def __enter__(self) -> _Trials:
+    def __enter__(self) -> Trials:
         self._bar = self._progress.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._progress.__exit__(*error)
 
-    def run(self, config: Config, seed: int, what: str, *, draws: int = 0) -> TrialResult:
-        """Run one. what (str): It, in words. RAISES (TorchOptError): It can't be run."""
+    def run(self, config: Config, seed: int, what: str, *, draws: int = 0, share: float = 1.0) -> TrialResult:
+        """Run one. what (str): It, in words. share (float): Of the texts. RAISES (TorchOptError): It can't be run."""
         steps, step = config["training"]["max_steps"] + 1, 0
         self._bar.set_description(f"Trying {what}")
 
         def on_step() -> None:
             nonlocal step
             step += 1
-            self._move(step / steps)
+            self._move(step / steps, share)
 
         with config_errors(config, path=self.source.path):
-            trial = run_trial(config, seed=seed, use_gpu=self._use_gpu, draws=draws, on_step=on_step)
-        self._move(1.0)
-        self._done += 1
+            trial = run_trial(config, seed=seed, use_gpu=self._use_gpu, draws=draws, share=share, on_step=on_step)
+        self._move(1.0, share)
+        self._done += share
         self._bar.tell(f"{what}: {trial.problem or f'{trial.kept if draws else trial.chosen:.4f}'}")
         return trial
 
-    def skip(self, count: int) -> None:
-        """So many trials are left out."""
-        self._done += count
-        self._move(0.0)
+    def skip(self, share: float) -> None:
+        """A trial is left out. share (float): Of the texts, that it would have had."""
+        self._done += share
+        self._move(0.0, share)
 
-    def _move(self, share: float) -> None:
-        """share (float): Of this trial, that is done."""
-        self._bar.move_to(round(100 * (self._done + share)))
-        if self._began is not None and share >= _MEASURED:
-            seconds = (default_timer() - self._began) / share * self._count
+    def _move(self, done: float, share: float) -> None:
+        """done (float): The part of this trial that is done. share (float): Of the texts, that it has."""
+        self._bar.move_to(round(100 * (self._done + done * share)))
+        if self._began is not None and done >= _MEASURED:
+            seconds = (default_timer() - self._began) / done / share * self._work
             self._bar.say(f"{self._count} trials, about {time_in_words(seconds)} in all. Ctrl-C shows what is there.")
             self._began = None
 
 
-def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> tuple[str, bool]:
+def _tune(trials: Trials, nlp: Language, stock: Candidate) -> tuple[str, bool]:
     """Tune spaCy's Adam.
 
     stock (Candidate): With the recipe best at first.
@@ -496,24 +517,26 @@ def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> tuple[str, bool]:
     return f"{_STOCK}: spaCy's own Adam with {chosen}, the best of {TUNING_TRIALS} trials with another seed.", False
 
 
-def _run(trials: _Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> bool:
+def run_trials(trials: Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> bool:
     """Run the trials seed by seed, so that all candidates get equally many. RETURNS (bool): If it was interrupted."""
+    first = next(iter(tried))
     for n, seed in enumerate(seeds):
         for name, found in tried.items():
             if found.problem is not None:
-                trials.skip(1)
+                trials.skip(found.share)
                 continue
             try:
-                trial = trials.run(found.config, seed, f"{name}, seed {n + 1} of {len(seeds)}", draws=_DRAWS)
+                what = f"{name}, seed {n + 1} of {len(seeds)}"
+                trial = trials.run(found.config, seed, what, draws=_DRAWS, share=found.share)
             except KeyboardInterrupt:
-                if not tried[_BASE].trials and _STOCK not in tried:
+                if not tried[first].trials and _STOCK not in tried:
                     raise
                 return True
             except TorchOptError as error:
-                if name == _BASE:
+                if name == first:
                     raise
                 found.problem = str(error)
-                trials.skip(1)
+                trials.skip(found.share)
                 continue
             found.trials[seed] = trial
             found.problem = trial.problem
@@ -521,6 +544,13 @@ def _run(trials: _Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> 
 
 
 # ---------------------------------------------------------------------- the verdict
+
+
+def judge(tried: Mapping[str, Candidate], base: str, comparisons: int) -> Comparison:
+    """Compare candidates that finished their trials. base, comparisons: As for `compare`."""
+    scores = {name: found.scores for name, found in tried.items()}
+    drawn = {name: {seed: trial.resampled for seed, trial in found.trials.items()} for name, found in tried.items()}
+    return compare(scores, base, drawn, comparisons=comparisons)
 
 
 def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison | None, str, str]:
@@ -536,12 +566,10 @@ def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison |
         return None, None, best, failed if best == _BASE else f"{failed} Of the others, {best} has the best score."
     if len(fine) == 1:
         return None, None, _BASE, "Nothing else finished its trials."
-    scores = {name: found.scores for name, found in fine.items()}
-    drawn = {name: {seed: trial.resampled for seed, trial in found.trials.items()} for name, found in fine.items()}
     # Those with the config as it is, and those of recipes with spaCy's Adam.
     told = len(fine) - 1 + (len(fine) - 2) * (_STOCK in fine)
-    found = compare(scores, _BASE, drawn, comparisons=told)
-    with_stock = compare(scores, _STOCK, drawn, comparisons=told) if _STOCK in fine else None
+    found = judge(fine, _BASE, told)
+    with_stock = judge(fine, _STOCK, told) if _STOCK in fine else None
     return (
         found,
         with_stock,

@@ -200,8 +200,8 @@ def lack_of_room(setup: Setup, sizes: Sizes) -> Iterator[str]:
     checkpoint = setup.optimizer.attachments.get("checkpoint")
     if checkpoint is None:
         return
-    disk = look_at_disk(Path(checkpoint.path), sizes.checkpoint, checkpoint.keep)
-    setting = f"[training.optimizer.checkpoint] path = '{checkpoint.path}'"
+    disk = look_at_disk(Path(checkpoint.path or "."), sizes.checkpoint, checkpoint.keep)
+    setting = f"[training.optimizer.checkpoint] path = '{checkpoint.path}'" if checkpoint.path else "--output"
     if not disk.is_writable:
         yield f"Can't write checkpoints: '{disk.folder}' is not a writable folder. It comes from {setting}."
     elif disk.needed > disk.free:

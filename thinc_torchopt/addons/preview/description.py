@@ -163,7 +163,12 @@ class Description:
 
 
 def explain(
-    config: AnyConfig, overrides: Mapping[str, Any] = {}, *, is_timed: bool = False, gpu_id: int = -1
+    config: AnyConfig,
+    overrides: Mapping[str, Any] = {},
+    *,
+    is_timed: bool = False,
+    gpu_id: int = -1,
+    output: str | Path | None = None,
 ) -> Description:
     """Check a training before it begins, and say what it will do and cost. Nothing is written.
 
@@ -171,6 +176,7 @@ def explain(
     overrides (Mapping): Other values, by paths such as "paths.train".
     is_timed (bool): Train for a few steps, to estimate how long the training takes.
     gpu_id (int): The GPU. -1: the CPU.
+    output (str | Path | None): The folder for models, to find a run there that would be resumed.
     RETURNS (Description): The description. Its `stops` say why the training would stop.
     RAISES (ConfigError): The config is so wrong that nothing can be said.
     """
@@ -190,7 +196,7 @@ def explain(
         except Exception as error:  # components may raise anything when they are initialized
             _tell_without_pipeline(told, config, overrides, error)
         else:
-            _tell(told, setup, is_timed=is_timed, use_gpu=gpu_id)
+            _tell(told, setup, None if output is None else Path(output), is_timed=is_timed, use_gpu=gpu_id)
             notes += note_on_scores(setup.optimizer)
     told.notes += notes
     return told
@@ -205,7 +211,7 @@ def _resolve(block: dict[str, Any]) -> TorchOptimizer:
 # ---------------------------------------------------------------------- the description
 
 
-def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
+def _tell(told: Description, setup: Setup, output: Path | None, *, is_timed: bool, use_gpu: int) -> None:
     training = setup.config["training"]
     train, dev = _read_corpora(told, setup.nlp, setup.config)
     unmatched, problem = tell_pipeline(setup)
@@ -220,7 +226,7 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     # This moves the optimizer's schedules.
     rates = rates_over_steps(setup.optimizer, last or _NO_END)
     if train is not None and dev is not None and not unmatched and problem is None:
-        _tell_resuming(told, setup)
+        _tell_resuming(told, setup, output)
     told.notes += doubts_of_device(setup, use_gpu)
     falls = {path: getattr(source, "cooldown", None) for path, source in setup.optimizer.schedules.items()}
     at_will = [path for path, cooldown in falls.items() if cooldown is not None and cooldown.only_at_will]
@@ -251,10 +257,10 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
 
 
-def _tell_resuming(told: Description, setup: Setup) -> None:
-    """Say where a run resumes, or why it can't. Reads the newest checkpoint."""
+def _tell_resuming(told: Description, setup: Setup, output: Path | None) -> None:
+    """Say where a run resumes, or why it can't, if its folder is known. Reads the newest checkpoint."""
     settings, training = setup.optimizer.attachments.get("checkpoint"), setup.config["training"]
-    if not isinstance(settings, Checkpoint):
+    if not isinstance(settings, Checkpoint) or (settings.path is None and output is None):
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer that is described has given the same
@@ -263,7 +269,7 @@ def _tell_resuming(told: Description, setup: Setup) -> None:
     with preserved_random():
         [dev] = resolve_dot_names(setup.config, [training["dev_corpus"]])
         batches = spacys_batches(setup.nlp, setup.config)
-        checkpoints = RunCheckpoints(settings, setup.nlp, optimizer, batches, dev=dev)
+        checkpoints = RunCheckpoints(settings, setup.nlp, optimizer, batches, dev=dev, output=output)
         try:
             place = checkpoints.look(training["patience"], training["max_steps"])
         except TorchOptError as error:
@@ -408,7 +414,7 @@ def _tell_costs(
     if checkpoint is None:
         told.lines.append(("Disk", f"{models}."))
     else:
-        disk = look_at_disk(Path(checkpoint.path), sizes.checkpoint, checkpoint.keep)
+        disk = look_at_disk(Path(checkpoint.path or "."), sizes.checkpoint, checkpoint.keep)
         told.lines.append(
             (
                 "Disk",

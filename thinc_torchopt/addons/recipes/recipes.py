@@ -117,7 +117,6 @@ class Draft:
 
     optimizer (Translation): The optimizer, in the text of the config.
     build_nlp (Callable): Builds the pipeline, not initialized.
-    state_path (str): A folder for checkpoints.
     more_texts (float): Those that a teacher annotates, for each text of the corpus.
 
     Public: `beside` (settings outside the section, by dotted paths), `batcher` (all of [training.batcher]; empty: it
@@ -126,7 +125,6 @@ class Draft:
 
     optimizer: Translation
     build_nlp: Callable[[], Language]
-    state_path: str
     more_texts: float = 0.0
     is_unchanged: bool = False
     beside: dict[str, int] = field(default_factory=dict)
@@ -376,12 +374,11 @@ class Draft:
         if "checkpoint" not in section:
             checkpoint = section.section("checkpoint", "The same command resumes a run that was killed.")
             checkpoint.put("@misc", "thinc-torchopt.Checkpoint.v1")
-            checkpoint.put("path", self.state_path, "A folder for this run alone.")
             checkpoint.put("every", 500)
             checkpoint.put("keep", 3, "More than one, so that there is an older one to go back to.")
             changes.append(
-                f"checkpoint: the state is saved in '{self.state_path}' every 500 steps and after each evaluation. "
-                "The same command resumes from it after a crash. Give each run its own folder."
+                "checkpoint: the state is saved below --output every 500 steps and after each evaluation. The same "
+                "command resumes from it after a crash."
             )
             changes.append(
                 "With a checkpoint, the data comes in another order from the second epoch on, as with another seed, so "

@@ -30,14 +30,13 @@ def rewrite(
     text: str,
     path: Path,
     recipe: Recipe,
-    state_path: str,
     overrides: Mapping[str, Any] | None = None,
     log_path: Path | None = None,
     more_texts: float = 0.0,
 ) -> tuple[Draft, str]:
     """Rewrite the optimizer in the text of a config.
 
-    path (Path): The config's path, for errors. state_path (str): A folder for checkpoints.
+    path (Path): The config's path, for errors.
     overrides (Mapping): Values by dotted path, "paths.train" for example. They are read, but not written: see
         `not_written`.
     log_path (Path | None): Also let the training write a log there.
@@ -53,7 +52,6 @@ def rewrite(
         draft = Draft(
             optimizer=Translation(lines.section, config),
             build_nlp=lambda: util.load_model_from_config(raw, auto_fill=True),
-            state_path=state_path.replace("$", "_"),  # a config reads $ as a variable
             more_texts=more_texts,
         )
         draft.apply(recipe)

@@ -7,6 +7,6 @@ commands, style.py their common style.
 """
 
 from .page import check_output
-from .plots import Point, check_picture, plot_range_test, plot_schedule, plot_study
+from .plots import Point, check_picture, plot_learning_curve, plot_range_test, plot_schedule, plot_study
 from .report import Report, read_report
-from .runs import with_others
+from .runs import logs_in, with_others

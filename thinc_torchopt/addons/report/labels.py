@@ -21,7 +21,9 @@ from spacy.tokens import Doc, DocBin
 from spacy.training.corpus import walk_corpus
 from spacy.vocab import Vocab
 
+from ...core.config_checks import pipeline_in, sections_of
 from ...core.errors import ConfigError
+from ...loop.config_check import MAY_CHANGE, compare_configs
 from .log_file import number, printable
 
 if TYPE_CHECKING:
@@ -247,13 +249,37 @@ class Trained:
     components (list[str]): Their names, and which are frozen.
     config (dict): The blocks of the config that say how, interpolated: at least "training", if it is known.
     scores (dict): Those of the saved pipeline, as meta.json has them. Empty: there is no such file.
+    labels (dict): By component; of a log, the first of them when the training began.
     factories (list[str]): Of the components, as far as they are known.
     """
 
     components: list[str]
     config: dict[str, Any]
     scores: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, list[str]] = field(default_factory=dict)
     factories: list[str] = field(default_factory=list)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Known settings that stay when a run is resumed, by dotted paths. Blocks of an attachment may change."""
+        return {
+            f"{section.path}.{key}": repr(value)
+            for section in sections_of(self.config)
+            for key, value in ({} if "@misc" in section.block else section.block).items()
+            if not isinstance(value, dict) and value is not None and "${" not in repr(value)
+        }
+
+    def differences(self, other: Trained) -> list[str]:
+        """Differences that a log, here, and the pipeline of its own training can't have."""
+        here, there = self.settings, other.settings
+        same = {path for path in here.keys() & there.keys() if not path.startswith(MAY_CHANGE)}
+        here, there = ({path: settings[path] for path in same} for settings in (here, there))
+        names = {"components": (self.components, other.components)}
+        names |= {f"labels of {name}": (self.labels[name], other.labels.get(name, [])) for name in self.labels}
+        for name, (known, others) in names.items():
+            if not (set(known) <= set(others) or set(others) <= set(known)):  # some may come late, or not be saved
+                here[name], there[name] = repr(known), repr(others)
+        return compare_configs(here, there, words=("in the log", "in the pipeline"))
 
     def corpus(self, name: str) -> str:
         """The path of a corpus. name (str): "train" or "dev". RETURNS (str): Empty: its reader has none."""
@@ -270,9 +296,12 @@ def read_line(found: Mapping[str, Any]) -> Trained:
     config = found.get("config")
     config = config if isinstance(config, dict) else {}
     components = found.get("components")
-    components = [one for one in components if isinstance(one, dict)] if isinstance(components, list) else []
+    components = components if isinstance(components, list) else []
+    components = [one for one in components if isinstance(one, dict)]
+    labels = {str(one.get("name")): _texts(one.get("labels")) for one in components}
     factories = _texts([one.get("factory") for one in components])
-    return Trained(_told([one.get("name") for one in components], config), config, factories=factories)
+    names = [one.get("name") for one in components]
+    return Trained(_told(names, config), config, labels=labels, factories=factories)
 
 
 def read_folder(folder: Path) -> Trained:
@@ -284,15 +313,9 @@ def read_folder(folder: Path) -> Trained:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf8"))
         config = Config().from_str((folder / "config.cfg").read_text(encoding="utf8"), interpolate=False)
     except OSError as error:
-        inside = [name for name in ("model-best", "model-last") if (folder / name / "meta.json").is_file()]
-        hint = (
-            f"Give the one in it: {folder / inside[0]}."
-            if inside
-            else "Give the folder that spacy train has saved, such as training/model-best."
-        )
         raise ConfigError(
             f"Can't read the trained pipeline {folder}: expected a folder with meta.json and config.cfg, found "
-            f"{'a file' if folder.is_file() else 'one without'}. {hint}"
+            f"{'a file' if folder.is_file() else 'one without'}. {pipeline_in(folder)}"
         ) from error
     except Exception as error:  # of json, and confection's own kinds
         raise ConfigError(f"Can't read the trained pipeline {folder}: {error} Train or copy it again.") from error
@@ -300,8 +323,10 @@ def read_folder(folder: Path) -> Trained:
         config = config.interpolate()
     meta = meta if isinstance(meta, dict) else {}
     kept = {name: config.get(name, {}) for name in ("paths", "corpora", "training")}
+    labels = {name: [str(label) for label in found] for name, found in _block(meta, "labels").items() if found}
     factories = _texts([_block(config["components"], name).get("factory") for name in _block(config, "components")])
-    return Trained(_told(_block(config, "nlp").get("pipeline"), config), kept, _block(meta, "performance"), factories)
+    components = _told(_block(config, "nlp").get("pipeline"), config)
+    return Trained(components, kept, _block(meta, "performance"), labels, factories)
 
 
 def _told(names: Any, config: Mapping[str, Any]) -> list[str]:

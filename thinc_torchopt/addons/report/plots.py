@@ -1,10 +1,11 @@
-"""Pictures of other commands: schedules, the range test, a search. They need the extra `plot`."""
+"""Pictures of other commands: schedules, the range test, a search, a learning curve. They need the extra `plot`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any, NamedTuple, Protocol
 
@@ -116,6 +117,29 @@ def plot_range_test(found: RangeTested, path: Path) -> None:
             look = {"color": MUTED, "markersize": 5, "clip_on": False}
             axes.plot([rates[i] for i in out], at, "x", label="left out", **look)
         set_ticks(axes)
+        _add_legend(axes)
+        save(figure, path)
+
+
+def plot_learning_curve(scores: Mapping[int, Sequence[float]], path: Path, *, title: str = "") -> None:
+    """Draw the score over the number of texts: each seed's, their mean, and their standard deviation as a bar.
+
+    scores (Mapping[int, Sequence[float]]): By number of texts, those of the seeds.
+    path (Path): The file; its ending says what kind. Replaced if it is there.
+    title (str): Title of the picture.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    with style():
+        figure, axes = _start("texts", "score (0 to 1)", title)
+        each = [(texts, score) for texts, found in scores.items() for score in found]
+        axes.plot(*zip(*each), ".", color=COLOURS[0], alpha=0.5, label="of each seed")
+        means = [fmean(found) for found in scores.values()]
+        spreads = [stdev(found) if len(found) > 1 else 0.0 for found in scores.values()]
+        look = {"color": COLOURS[0], "linewidth": 1.7, "elinewidth": 1.0, "capsize": 4, "marker": "o"}
+        axes.errorbar(list(scores), means, spreads, label="mean and spread", **look)
+        axes.set_xlim(left=0)
+        set_ticks(axes)
+        axes.set_xticks(list(scores))
         _add_legend(axes)
         save(figure, path)
 

@@ -23,7 +23,7 @@ from .kinds import sentences
 from .labels import Labels, Texts, Trained, count_texts, read_folder, shown, table_of, tables_of, title_of
 from .log_file import printable
 from .page import check_output, draw, make_page
-from .runs import LoggedRun, duration, facts_of, read_runs, summarize
+from .runs import LoggedRun, duration, facts_of, logs_in, read_runs, summarize
 from .style import save_whole
 
 # Labels of a kind that are printed.
@@ -171,13 +171,19 @@ def read_report(
 ) -> Report:
     """Read a report from logs of `JSONLinesLogger`. The logs of a run that was resumed are found and joined.
 
-    logs (str | Path): One log, or those of several trainings, which are compared.
-    model (str | Path | Language | None): The trained pipeline, or its folder. None: the report has what the log says.
+    logs (str | Path): One log, or those of several trainings, which are compared. A folder stands for the newest log
+        in it; if it has none, for those of the folders in it.
+    model (str | Path | Language | None): The trained pipeline, or its folder. None: model-best in the folder of the one
+        log, if a folder was given; otherwise the report has what the log says.
     texts (str | Path | None): Annotated texts, as a .spacy file, to show the worst errors on. Needs `model`.
     RETURNS (Report): The report.
-    RAISES (ConfigError): A file is no log; the folder is no pipeline; the texts can't be read; or `model` goes with
-        several trainings.
+    RAISES (ConfigError): A file is no log; the folder is no pipeline, or one of another training; the texts can't be
+        read; or `model` goes with several trainings.
     """
+    paths = logs_in([Path(log) for log in logs])
+    if model is None and len(paths) == 1 and paths != [Path(log) for log in logs]:
+        beside = paths[0].parent / "model-best"
+        model = beside if beside.is_dir() else None
     if texts is not None and model is None:
         raise ConfigError(
             f"Can't show errors on {texts}: there is no trained pipeline to make them. Add --model training/model-best."
@@ -185,17 +191,29 @@ def read_report(
     trained = read_folder(Path(model)) if isinstance(model, (str, Path)) else None
     if not logs:
         raise ConfigError("Can't make a report: expected the log of a training, found none. Name training/log.jsonl.")
-    runs = read_runs([Path(log) for log in logs])
+    runs = read_runs(paths)
     if model is not None and len(runs) > 1:
         raise ConfigError(
             f"Can't use --model for {len(runs)} trainings, {', '.join(run.label for run in runs)}: expected the log of "
             "one. Give the log of the training that saved it."
         )
-    if len(runs) == 1 and trained is None:
-        trained = runs[0].trained
+    if len(runs) == 1 and runs[0].trained is not None:
+        if trained is not None:
+            _check_same(runs[0], runs[0].trained, trained, model)
+        trained = trained or runs[0].trained
     if model is None or texts is None:
         return Report(runs, trained)
     return Report(runs, trained, compare(model if isinstance(model, Language) else _load(Path(model)), Path(texts)))
+
+
+def _check_same(run: LoggedRun, logged: Trained, saved: Trained, model: Any) -> None:
+    """RAISES (ConfigError): A pipeline was not saved by the run of a log."""
+    if found := logged.differences(saved):
+        lines = "\n  ".join(map(printable, found))
+        raise ConfigError(
+            f"Can't use {model} with {run.paths[-1]}: another training has saved it:\n  {lines}\nGive the log and the "
+            "pipeline of one training."
+        )
 
 
 def _load(folder: Path) -> Language:

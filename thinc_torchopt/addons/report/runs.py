@@ -21,6 +21,8 @@ from .log_file import COUNTED, NUMBERED, LogFile, parse, printable
 
 # The most stretches that speeds are averaged over.
 _STRETCHES = 150
+# The log in the folder of a training: see addons/loggers/files.py.
+_NAME = "log.jsonl"
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,23 @@ def read_runs(paths: Sequence[Path]) -> list[LoggedRun]:
 
 
 # ---------------------------------------------------------------------- logs of one run
+
+
+def logs_in(paths: Sequence[Path]) -> list[Path]:
+    """The logs, and for each folder the newest log in it, or in each of the folders in it.
+
+    RAISES (ConfigError): A folder has none.
+    """
+    found = []
+    for path in paths:
+        begun = [path / _NAME] if (path / _NAME).is_file() else sorted(path.glob(f"*/{_NAME}"))
+        if path.is_dir() and not begun:
+            raise ConfigError(
+                f"Can't make a report of '{path}': expected {_NAME} in it, or in folders in it, found none. Give the "
+                "--output of a training, or the path of its log."
+            )
+        found += [[log, *_siblings(log, 1)][-1] for log in begun] if path.is_dir() else [path]
+    return found
 
 
 def with_others(paths: Sequence[Path]) -> list[Path]:
@@ -428,6 +447,9 @@ def _labels(paths: Sequence[Path]) -> list[str]:
         parts = [list(path.parts) for path in paths]
     if len(paths) == 1:
         return [printable("/".join(parts[0][-2:]).lstrip("/"))]
+    without_number = [[*path.parts[:-1], _stem_and_number(path)[0]] for path in paths]
+    if len({tuple(part) for part in without_number}) == len(parts):  # one of each folder
+        parts = without_number
     n, longest = 1, max(map(len, parts))
     while n < longest and len({tuple(part[-n:]) for part in parts}) < len(parts):
         n += 1

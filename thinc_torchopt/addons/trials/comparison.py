@@ -15,14 +15,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from random import Random
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy
 from spacy.errors import Errors
 from spacy.language import Language
 from spacy.scorer import Scorer
 from spacy.training import Example
+
+from ...loop.data_stream import checksums_of
 
 _LEVEL = 0.05
 # The most seeds that are advised.
@@ -63,6 +66,27 @@ class Difference:
     def is_told(self) -> bool:
         """Whether it is more than chance."""
         return abs(self.value) > self.margin
+
+
+class Sentences(NamedTuple):
+    """The sentences of a verdict: a candidate is better; none is; one is ahead, and may be by chance.
+
+    For `str.format`, with these names: best, base; means, of both; by, margin; points, which are the difference, its
+    standard error, and the most that may be won, of 100; seeds; advice, which is empty or begins with a blank.
+    """
+
+    better: str
+    not_better: str
+    unclear: str
+
+
+_OF_CANDIDATES = Sentences(
+    "{best} is better than {base}: {means[0]:.4f} against {means[1]:.4f}. With {seeds} seeds, up to {margin:.4f} may "
+    "be chance.",
+    "Nothing is better than {base}. With {seeds} seeds, up to {margin:.4f} may be chance.",
+    "Nothing is better by more than chance: {best} is ahead by {by:.4f}, and with {seeds} seeds up to {margin:.4f} may "
+    "be chance.{advice}",
+)
 
 
 @dataclass(frozen=True)
@@ -106,9 +130,9 @@ class Comparison:
         better = [name for name in self.means if self.is_told(name) and self.difference(name) > 0]
         return max(better, key=lambda name: self.means[name], default=self.base)
 
-    def verdict(self, base: str) -> str:
+    def verdict(self, base: str, sentences: Sentences = _OF_CANDIDATES) -> str:
         """The verdict in a line. base (str): The base in words."""
-        best, seeds = self.best, f"{self.seeds} seeds"
+        best = self.best
         if not any(self.means.values()):
             return "Nothing can be said: all scores are 0. Try more --steps."
         if not self.differences:
@@ -119,22 +143,25 @@ class Comparison:
         if len(set(self.means.values())) == 1 and not any(found.of_seeds for found in self.differences.values()):
             return "Nothing can be said: all scores are the same. Try fewer --steps, or more data to evaluate on."
         if self.winner != self.base:
-            return (
-                f"{self.winner} is better than {base}: {self.means[self.winner]:.4f} against "
-                f"{self.means[self.base]:.4f}. With {seeds}, up to {self.differences[self.winner].margin:.4f} may be "
-                "chance."
-            )
-        if best == self.base:
-            widest = max(found.margin for found in self.differences.values())
-            return f"Nothing is better than {base}. With {seeds}, up to {widest:.4f} may be chance."
-        lead, enough = self.differences[best], self.seeds_for(best)
-        advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
-        if enough is None and lead.of_texts > lead.of_seeds:
-            advice = " More texts to evaluate on would help more than more seeds."
-        return (
-            f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
-            f"{lead.margin:.4f} may be chance.{advice}"
-        )
+            name, sentence = self.winner, sentences.better
+        elif best != self.base:
+            name, sentence = best, sentences.unclear
+        else:
+            name = max(self.differences, key=lambda name: self.differences[name].margin)
+            sentence = sentences.not_better
+        found, means = self.differences[name], (self.means[name], self.means[self.base])
+        points = [100 * value for value in (found.value, found.error, max(found.value + found.margin, 0.0))]
+        facts = {"means": means, "by": found.value, "margin": found.margin, "points": points, "seeds": self.seeds}
+        return sentence.format(best=name, base=base, advice=self._advice(name), **facts)
+
+    def _advice(self, name: str) -> str:
+        """How to see whether a candidate is better. Empty: nobody knows."""
+        found, enough = self.differences[name], self.seeds_for(name)
+        if enough is not None:
+            return f" If that is the true difference, --seeds {enough} would show it."
+        if found.of_texts > found.of_seeds:
+            return " More texts to evaluate on would help more than more seeds."
+        return ""
 
     def seeds_for(self, name: str) -> int | None:
         """The number of seeds with which the found difference would be more than chance. None: too many."""
@@ -259,6 +286,23 @@ def score(nlp: Language, predicted: Sequence[Example], weights: Mapping[str, flo
             raise ValueError(Errors.E915.format(name=name, score_type=type(value)))
         total += weight * float(value)
     return total
+
+
+def part_of(train: Sequence[Example], share: float, seed: int) -> list[Example]:
+    """A part of the training texts, drawn by a seed. A larger share has all texts of a smaller one, and each has the
+    same texts whatever their order, which it keeps.
+
+    share (float): Of the number of texts, above 0.
+    """
+    checksums = checksums_of(train)
+    drawn = sorted(range(len(train)), key=checksums.__getitem__)
+    Random(seed).shuffle(drawn)
+    return [train[i] for i in sorted(drawn[: size_of_part(share, len(train))])]
+
+
+def size_of_part(share: float, texts: int) -> int:
+    """The number of texts of a part. texts (int): All of them."""
+    return max(round(share * texts), 1)
 
 
 def resampled(score: Callable[[Sequence[T]], float], texts: Sequence[T], draws: int) -> list[float]:

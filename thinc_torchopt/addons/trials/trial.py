@@ -27,7 +27,7 @@ from spacy.util import registry, resolve_dot_names
 from thinc.api import Optimizer, fix_random_seed
 
 from ...core.errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning
-from .comparison import halves, predict, resampled, score, thinned
+from .comparison import halves, part_of, predict, resampled, score, thinned
 
 Scores = tuple[float, dict[str, Any]]
 Corpus = Callable[[Language], Iterable[Example]]
@@ -91,6 +91,7 @@ def run_trial(
     seed: int,
     use_gpu: int = -1,
     draws: int = 0,
+    share: float = 1.0,
     on_step: Callable[[], Any] = lambda: None,
     on_evaluation: Callable[[int, float], Any] = lambda step, score: None,
 ) -> TrialResult:
@@ -99,6 +100,7 @@ def run_trial(
     config (Config): From `shorten`.
     seed (int): Replaces `seed` in [training].
     draws (int): How often texts are drawn again, for `resampled`.
+    share (float): Of the training texts, for a training on a part of them. Components have the labels of all.
     on_step (Callable): Called after each step.
     on_evaluation (Callable): Called with step and score. An exception ends the trial.
     RAISES (ConfigError): There is no development data.
@@ -111,6 +113,10 @@ def run_trial(
     config = nlp.config.interpolate()
     training, found = config["training"], TrialResult()
     weights = training["score_weights"]
+    corpora: tuple[Corpus, Corpus] | None = None
+    if share < 1.0:
+        train, of_dev = resolve_dot_names(config, [training["train_corpus"], training["dev_corpus"]])
+        corpora = (lambda nlp: part_of(list(train(nlp)), share, seed)), of_dev
     dev: list[Example] = []
     kept: list[Example] = []
 
@@ -140,6 +146,7 @@ def run_trial(
         max_steps=training["max_steps"],
         eval_frequency=training["eval_frequency"],
         evaluate=lambda: (evaluate(), {}),
+        corpora=corpora,
     )
     started, step, value = process_time(), -1, None
     with closing(short.steps), warnings.catch_warnings():  # type: ignore[type-var]
