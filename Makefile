@@ -123,7 +123,8 @@ test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, 
 
 test-transformers: $(TRANSFORMERS)/installed  ## Run the tests of transformers with spacy-transformers and MiniLM (three minutes)
 	HF_HUB_OFFLINE=1 $(subst $(BIN),$(TRANSFORMERS)/bin,$(PYTEST)) -n 2 --dist worksteal -m "not slow" \
-		tests/addons/fine_tuning tests/addons/teacher tests/cli tests/core/test_drop_ins.py tests/core/test_wordpieces.py \
+		tests/addons/fine_tuning tests/addons/recorder tests/addons/teacher tests/cli tests/core/test_drop_ins.py \
+		tests/core/test_wordpieces.py \
 		tests/core/test_whole_batches.py tests/core/schedules \
 		tests/loop/test_checkpoint.py tests/loop/test_end_to_end.py tests/test_docs.py tests/test_foreign_configs.py \
 		-k "transformer or fine_tun or minilm or teacher or wordpieces or whole_batches"

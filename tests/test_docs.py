@@ -234,6 +234,9 @@ def run_spacy(args, folder, monkeypatch):
     for run in takewhile(lambda arg: not arg.startswith("--"), args[2:] if args[:2] == ["torchopt", "report"] else []):
         make_model(folder / run / "model-best")
         (folder / run / "log.jsonl").write_text(LOG)
+    if "--accepted" in args:
+        rows = folder / args[args.index("--accepted") + 1]
+        rows.write_text(rows.read_text().replace('"ignore"', '"accept"'))
     for log in (arg for arg in args if args[:2] == ["torchopt", "controller"] and arg.endswith(".jsonl")):
         (folder / log).parent.mkdir(parents=True, exist_ok=True)
         (folder / log).write_text(LOG)

@@ -536,6 +536,7 @@ OTHER = {
         {},
     ),
     "optimizers TorchOptimizer.v1 distributed": ({"@misc": "thinc-torchopt.Distributed.v1"}, {}),
+    "optimizers TorchOptimizer.v1 recorder": ({"@misc": "thinc-torchopt.Recorder.v1"}, {}),
     "optimizers Adam.v1 L2_is_weight_decay": (False, {"L2": 0.1}),
     "optimizers RAdam.v1 L2_is_weight_decay": (False, {"L2": 0.1}),
     "optimizers RAdam.v1 eps": (0.1, {}),
@@ -671,6 +672,7 @@ SAVES = "the training loop saves: tests/loop/test_checkpoint.py"
 ENDS = "the training loop ends with it: tests/addons/budget/test_budget.py"
 ROUNDS = "of the rounds of a federation: tests/addons/federated/test_rounds.py"
 PRIVATE = "spaCy's training loop does it: tests/addons/privacy/test_private_run.py"
+RECORDS = "a run records: tests/addons/recorder/test_recorder.py, tests/core/test_record.py"
 RANKS = "with several processes only: tests/addons/distributed/"
 TOLD = {
     "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/core/params/test_precision.py",
@@ -688,6 +690,8 @@ TOLD = {
     **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio")},
     "optimizers TorchOptimizer.v1 controller": "the training loop asks it: tests/addons/controller/test_training.py",
     "optimizers TorchOptimizer.v1 distributed": RANKS,
+    "optimizers TorchOptimizer.v1 recorder": RECORDS,
+    "misc Recorder.v1 max_tokens": RECORDS,
     **{
         f"misc Checkpoint.v1 {name}": SAVES
         for name in ("path", "every", "keep", "resume", "on_config_change", "progress_bar")

@@ -70,7 +70,7 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
                 function = entry_point.load()
                 assert spacy.registry.get(registry_name, entry_point.name) is function
                 count += 1
-    assert count == 76
+    assert count == 77
 
 
 @cache

@@ -19,7 +19,7 @@ from ..addons.streams.streams import make_model, write_stream
 from ..conftest import ROOT
 from ..spacy_cli import QUICK, spacy_cli, toy_corpus
 
-ORDER = "init convert explain train report params schedule checkpoint try tune find-lr learn controller"
+ORDER = "init convert explain train report suspects params schedule checkpoint try tune find-lr learn controller"
 # These train, for long: see the tests of these commands. Here, their arguments are read.
 LONG = ("train", "try", "tune", "find-lr")
 RULES = {
@@ -62,7 +62,9 @@ def test_help_examples_work(tmp_path, monkeypatch):
         if name == "init":
             spacy_cli("torchopt", "init", "config.cfg", "config.cfg", "--recipe", "robust")
             # Written down, as explain compares the config with that of the checkpoints.
-            Config().from_disk("config.cfg", interpolate=False, overrides=QUICK).to_disk("config.cfg")
+            config = Config().from_disk("config.cfg", interpolate=False, overrides=QUICK)
+            config["training"]["optimizer"]["recorder"] = {"@misc": "thinc-torchopt.Recorder.v1"}
+            config.to_disk("config.cfg")
             spacy_cli("train", "config.cfg", "--output", "training/config")
 
 

@@ -46,6 +46,11 @@ COMMANDS = (
         "spacy torchopt report training/config --output report.html",
     ),
     (
+        "suspects",
+        "List the annotations that may be wrong.",
+        "spacy torchopt suspects training/config --output suspects.jsonl",
+    ),
+    (
         "params",
         "List every param, with its group and learning rate.",
         "spacy torchopt params config.cfg --steps 100",
@@ -86,7 +91,7 @@ COMMANDS = (
         "spacy torchopt controller rules.yaml",
     ),
 )
-add_commands(torchopt_cli, COMMANDS, without_overrides=("checkpoint", "convert", "report"))
+add_commands(torchopt_cli, COMMANDS, without_overrides=("checkpoint", "convert", "report", "suspects"))
 cli_util().app.add_typer(torchopt_cli)
 
 # spaCy's own commands stay as they are, unless their config names something of ours.

@@ -97,9 +97,9 @@ class Alone:
         """Whether learning rates start to fall after this step. noted (bool): Whether this process was told so."""
         return noted
 
-    def of_any(self, names: set[str]) -> set[str]:
-        """The names that any process has."""
-        return names
+    def gather(self, value: T) -> list[T]:
+        """The value of each process, in their order. On all of them."""
+        return [value]
 
     def from_rank_0(self, compute: Callable[[], T]) -> T:
         """Rank 0's result of a function, on all ranks."""

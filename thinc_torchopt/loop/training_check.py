@@ -295,7 +295,7 @@ class GradientCheck:
         state, nlp = self._state, run.nlp
         if not state.batches:
             return
-        self._finish(run.ranks.of_any(self._found))
+        self._finish(set().union(*run.ranks.gather(self._found)))
         self._found = set()
         least = max(least, LEAST_BATCHES)
         names = [name for name, number in state.batches.items() if number >= least and name in nlp.pipe_names]

@@ -244,8 +244,8 @@ class Ranks(Alone):
     def is_told_to_decay(self, noted: bool) -> bool:
         return any(self._reduce.found["decay"])
 
-    def of_any(self, names: set[str]) -> set[str]:
-        return set().union(*self.group.gather(names))
+    def gather(self, value: T) -> list[T]:
+        return self.group.gather(value)
 
     # ------------------------------------------------------------------ values of rank 0
 

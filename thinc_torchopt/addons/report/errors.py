@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import spacy
 from spacy.language import Language
 from spacy.scorer import Scorer
 from spacy.tokens import Doc
@@ -110,6 +111,18 @@ class Compared:
     kinds: list[KindOfErrors] = field(default_factory=list)
 
 
+def load(folder: Path) -> Language:
+    """Load a trained pipeline. RAISES (ConfigError): The pipeline can't be loaded."""
+    try:
+        return spacy.load(folder)
+    except Exception as error:  # of any component
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"Can't load the trained pipeline {folder}: {said[:300].rstrip('.')}. If it has components of your own, "
+            "add --code functions.py."
+        ) from error
+
+
 def compare(nlp: Language, path: Path) -> Compared:
     """Let a pipeline predict the annotations of texts.
 
@@ -172,7 +185,7 @@ def _find_worst(errors: KindOfErrors, kind: Kind, examples: Sequence[Example]) -
         rows = [set(kind.in_rows(items, annotated)) for items in (annotated, predicted)]
         for counts, items in zip((errors.annotated, errors.predicted, errors.right), (*rows, rows[0] & rows[1])):
             counts.update(item.row for item in items)
-        for passage in _passages_of(kind, example, annotated, predicted):
+        for passage in passages_of(kind, example, annotated, predicted):
             if passage.wrong:
                 errors.wrong += passage.wrong
                 errors.n_passages += 1
@@ -186,7 +199,7 @@ def _find_worst(errors: KindOfErrors, kind: Kind, examples: Sequence[Example]) -
 # ---------------------------------------------------------------------- passages
 
 
-def _passages_of(kind: Kind, example: Example, annotated: Items, predicted: Items) -> Iterator[Passage]:
+def passages_of(kind: Kind, example: Example, annotated: Items, predicted: Items) -> Iterator[Passage]:
     """The passages of a text with the items in it. Of one without any: none."""
     if isinstance(kind, Categories):
         return _of_text(kind, example, annotated, predicted)

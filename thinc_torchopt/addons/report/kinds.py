@@ -12,6 +12,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy
+from spacy.attrs import DEP, HEAD
 from spacy.language import Language
 from spacy.pipeline import MultiLabel_TextCategorizer, SpanFinder, TextCategorizer
 from spacy.tokens import Doc, Span, Token
@@ -89,6 +91,10 @@ class Kind:
         title = title_of(self.key)
         return title[:1].lower() + title[1:]
 
+    def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
+        """Annotate a text otherwise. old, new (Sequence[Item]): What goes, and what comes in its place."""
+        raise NotImplementedError
+
 
 def _of_100(share: float) -> str:
     """A share in words: "66 of 100". Only all are 100, and only none are 0."""
@@ -121,6 +127,10 @@ class TokenLabels(Kind):
         }
         return dict(annotated.values()), predicted
 
+    def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
+        for item in new:
+            setattr(doc[item.start], f"{self.key}_", item.label)
+
     def _value(self, token: Token) -> str:
         return str(getattr(token, f"{self.key}_"))
 
@@ -130,6 +140,11 @@ class TokenLabels(Kind):
 
 class Morphology(TokenLabels):
     """Morphological features. SOURCE: spacy/scorer.py, `score_token_attr_per_feat`."""
+
+    def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
+        for item in new:
+            token: Any = doc[item.start]
+            token.set_morph(item.label)
 
     def _value(self, token: Token) -> str:
         morph: Any = token.morph
@@ -176,6 +191,15 @@ class Trees(Kind):
             predicted[item] = _place(token, token.head)
         return annotated, predicted
 
+    def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
+        heads, deps = [token.head.i for token in doc], [token.dep_ for token in doc]
+        for item in new:
+            heads[item.start], deps[item.start] = item.head, item.label
+        offsets = [(head - i) % 2**64 for i, head in enumerate(heads)]
+        rows = [[offset, doc.vocab.strings.add(dep)] for offset, dep in zip(offsets, deps)]
+        values: Any = numpy.array(rows, dtype="uint64")
+        doc.from_array([HEAD, DEP], values)
+
 
 def _place(token: Token, head: Token | None = None) -> Place:
     return Place(token.idx, token.idx + max(1, len(token)), None if head is None else head.idx)
@@ -206,6 +230,11 @@ class Entities(Kind):
                 predicted[item] = Place(span.start_char, span.end_char)
         return _of_spans(reference.ents), predicted
 
+    def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
+        gone = [Span(doc, item.start, item.end) for item in old]
+        doc.set_ents([], outside=gone, default="unmodified")
+        doc.set_ents([Span(doc, *item[2:4], label=item.label) for item in new], default="unmodified")
+
 
 class Spans(Kind):
     """Spans under a key, or sentences. SOURCE: spacy/scorer.py, `score_spans`.
@@ -224,6 +253,16 @@ class Spans(Kind):
         predicted = self._spans(doc) if self._has(doc) else ()
         aligned = example.get_aligned_spans_x2y(predicted, self.key != "sents")
         return _of_spans(self._spans(reference), self._label), _of_spans(aligned, self._label)
+
+    def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
+        if self.key != "sents":
+            gone = {(item.start, item.end, item.label) for item in old}
+            kept = [one for one in self._spans(doc) if (one.start, one.end, one.label_) not in gone]
+            doc.spans[self._group] = [*kept, *(Span(doc, *item[2:4], label=item.label) for item in new)]
+            return
+        for items, value in ((old, False), (new, True)):
+            for item in items:
+                doc[item.start].is_sent_start = value
 
     def _has(self, doc: Doc) -> bool:
         return doc.has_annotation("SENT_START") if self.key == "sents" else self._group in doc.spans
@@ -272,6 +311,9 @@ class Categories(Kind):
         place = Place(0, len(example.text))
         annotated_items, predicted = ({Item(name, name): place for name in names} for names in (held, chosen))
         return annotated_items, predicted
+
+    def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
+        doc.cats = {**doc.cats, **{item.label: 0.0 for item in old}, **{item.label: 1.0 for item in new}}
 
     def values(self, example: Example) -> tuple[dict[str, float], dict[str, float]]:
         """The annotated values and the scores of the component's categories."""

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-import spacy
 from rich.console import Console
 from spacy.language import Language
 
 from ...core.errors import ConfigError
 from ...core.tables import as_text, print_table
 from ...core.words import count
-from .errors import N_WORST, Compared, KindOfErrors, compare
+from .errors import N_WORST, Compared, KindOfErrors, Passage, compare, load
 from .figures import draw as draw_error
 from .kinds import sentences
 from .labels import Labels, Texts, Trained, count_texts, read_folder, shown, table_of, tables_of, title_of
@@ -25,6 +25,7 @@ from .log_file import printable
 from .page import check_output, draw, make_page
 from .runs import LoggedRun, duration, facts_of, logs_in, read_runs, summarize
 from .style import save_whole
+from .suspects import WHEN, Suspects, recorded_run
 
 # Labels of a kind that are printed.
 _MAX_LABELS = 30
@@ -44,6 +45,12 @@ _HOW = {
     "dep": "A sentence is worse, the more of its words have a wrong head or label; punctuation is not counted, as in "
     "spaCy's scores. Only the arcs that differ are drawn.",
 }
+# Annotations that are shown for each component, and characters of a hard text.
+_N_SUSPECTS, _MOST_CHARACTERS = 50, 600
+_HOW_HARD = (
+    "Annotations from which the component got the largest gradients, as a mean over the training. Some are wrong, "
+    "others are only hard."
+)
 
 
 @dataclass(repr=False)
@@ -53,11 +60,13 @@ class Report:
     runs (list[LoggedRun]): The trainings. Several are compared.
     trained (Trained | None): What was trained on what. None: unknown, or several trainings.
     compared (Compared | None): The trained pipeline on annotated texts.
+    suspects (Suspects | None): What was recorded of the training.
     """
 
     runs: list[LoggedRun]
     trained: Trained | None = None
     compared: Compared | None = None
+    suspects: Suspects | None = None
     _texts: dict[str, Texts] = field(default_factory=dict)
 
     def html(self, *, reload_seconds: int | None = None) -> str:
@@ -201,9 +210,12 @@ def read_report(
         if trained is not None:
             _check_same(runs[0], runs[0].trained, trained, model)
         trained = trained or runs[0].trained
-    if model is None or texts is None:
+    run = None if model is None or isinstance(model, Language) else recorded_run(Path(model))
+    if model is None or (texts is None and run is None):
         return Report(runs, trained)
-    return Report(runs, trained, compare(model if isinstance(model, Language) else _load(Path(model)), Path(texts)))
+    nlp = model if isinstance(model, Language) else load(Path(model))
+    compared = None if texts is None else compare(nlp, Path(texts))
+    return Report(runs, trained, compared, None if run is None else Suspects(run, nlp))
 
 
 def _check_same(run: LoggedRun, logged: Trained, saved: Trained, model: Any) -> None:
@@ -214,18 +226,6 @@ def _check_same(run: LoggedRun, logged: Trained, saved: Trained, model: Any) -> 
             f"Can't use {model} with {run.paths[-1]}: another training has saved it:\n  {lines}\nGive the log and the "
             "pipeline of one training."
         )
-
-
-def _load(folder: Path) -> Language:
-    """RAISES (ConfigError): The pipeline can't be loaded."""
-    try:
-        return spacy.load(folder)
-    except Exception as error:  # of any component
-        said = " ".join(str(error).split())
-        raise ConfigError(
-            f"Can't load the trained pipeline {folder}: {said[:300].rstrip('.')}. If it has components of your own, "
-            "add --code functions.py."
-        ) from error
 
 
 def _side_by_side(columns: Sequence[list[str]], room: int) -> Iterator[list[list[str]]]:
@@ -254,14 +254,16 @@ def _is_nan(value: Any) -> bool:
 
 def _beside(report: Report) -> dict[str, Any]:
     """The values for the template of a page, beside its pictures, by the names there."""
-    compared = report.compared
+    compared, suspects = report.compared, report.suspects
+    errors = [] if compared is None else [_errors(one, compared, i) for i, one in enumerate(compared.kinds)]
     return {
         "sentences": report.sentences,
         "trained": _trained(report),
         "label_tables": [_label_table(one) for one in report.labels],
         "scores_are_of": _scores_are_of(report),
         "times": list(_times(report)),
-        "errors": [] if compared is None else [_errors(one, compared, i) for i, one in enumerate(compared.kinds)],
+        "errors": [*errors, *(() if suspects is None else _suspects(suspects))],
+        "learned": [] if suspects is None else list(_learned(suspects)),
     }
 
 
@@ -339,20 +341,9 @@ def _times(report: Report) -> Iterator[tuple[str, list[tuple[str, str, float]]]]
 def _errors(kind: KindOfErrors, compared: Compared, i: int) -> dict[str, Any]:
     passages = []
     for j, passage in enumerate(kind.worst):
-        drawn = draw_error(passage, kind.kind, f"error-{i}-{j}", is_right_to_left=compared.is_right_to_left)
         told = f"Text {passage.number:,}: {passage.wrong:,} wrong, {passage.right:,} right"
-        passages.append(
-            {
-                "told": told if kind.kind != "cats" else f"Text {passage.number:,}",
-                "rows": drawn,
-                "text": "" if drawn else printable(passage.text.replace("\n", " ")),
-                "categories": [
-                    (shown(name), "annotated" if holds else "not annotated", f"{score:.2f}")
-                    for name, holds, score in passage.categories
-                ],
-                "is_cut": passage.is_cut,
-            }
-        )
+        told = told if kind.kind != "cats" else f"Text {passage.number:,}"
+        passages.append(_passage(told, passage, kind.kind, f"error-{i}-{j}", compared.is_right_to_left))
     how = _HOW.get(kind.kind, _how_of_spans(kind.kind))
     worst = "all" if kind.n_passages <= N_WORST else f"the {N_WORST} worst"
     where = "texts" if kind.kind == "cats" else "sentences" if kind.kind == "dep" else "places"
@@ -363,6 +354,56 @@ def _errors(kind: KindOfErrors, compared: Compared, i: int) -> dict[str, Any]:
         "by": printable(", ".join(kind.components)),
         "passages": passages,
     }
+
+
+def _passage(told: str, passage: Passage, kind: str, name: str, is_right_to_left: bool) -> dict[str, Any]:
+    drawn = draw_error(passage, kind, name, is_right_to_left=is_right_to_left)
+    return {
+        "told": told,
+        "rows": drawn,
+        "text": "" if drawn else printable(passage.text.replace("\n", " ")),
+        "categories": [
+            (shown(name), "annotated" if holds else "not annotated", f"{score:.2f}")
+            for name, holds, score in passage.categories
+        ],
+        "is_cut": passage.is_cut,
+    }
+
+
+def _suspects(found: Suspects) -> Iterator[dict[str, Any]]:
+    """The suspects of each component, and the hardest texts."""
+    is_right_to_left = found.nlp.vocab.writing_system.get("direction") == "rtl"
+    for name, component in found.components.items():
+        passages, kind = [], component.kind.key
+        for i, one in enumerate(found.of(name, _N_SUSPECTS)):
+            told = f"Text {one.number:,}: {shown(one.words)}. {one.why}"
+            if (passage := one.passage) is not None:
+                passages.append(_passage(told, passage, kind, f"suspect-{name}-{i}", is_right_to_left))
+        title = f"{title_of(kind)} that may be wrong: the {len(passages)} hardest in training"
+        yield {"title": title, "how": _HOW_HARD, "by": printable(name), "passages": passages}
+    texts = [
+        {"told": f"Text {i + 1:,}: {score:.1f}", "text": shorten(printable(found.examples[i].text), _MOST_CHARACTERS)}
+        for i, score in found.hardest_texts(N_WORST)
+    ]
+    by = printable(", ".join(found.components))
+    yield {
+        "title": f"The {len(texts)} hardest texts",
+        "how": "Scores over all components.",
+        "by": by,
+        "passages": texts,
+    }
+
+
+def _learned(found: Suspects) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, headers and rows: for each label, when its annotations were learned."""
+    for name, component in found.components.items():
+        when = component.learned()
+        rows = [
+            [shown(label), *(f"{counts[one]:,}" for one in WHEN)]
+            for label, counts in sorted(when.items(), key=lambda one: (-one[1].total(), one[0]))
+        ]
+        if rows:
+            yield f"When {printable(name)} learned its annotations", ["label", *WHEN], rows[:_MAX_ROWS]
 
 
 def _how_of_spans(kind: str) -> str:

@@ -1,0 +1,249 @@
+"""The recorder of a run. What it says of a pass is computed again, from spaCy's own losses."""
+
+import logging
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import spacy
+from spacy.tokens import Doc, DocBin
+from spacy.training import Example
+
+from thinc_torchopt.addons.recorder import Recorder
+from thinc_torchopt.addons.recorder.recorder import RunRecorder
+from thinc_torchopt.addons.recorder.signals import listening
+from thinc_torchopt.core import whole_batches
+from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.kinds import kind_in
+from thinc_torchopt.core.record import FOLDER, Record, digest
+from thinc_torchopt.loop.faster import SWITCH
+
+from ...models import ready_pipeline
+from ...runs import config_for, contents, digests, run
+
+# Sums in another order: float32.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def recorded(folder, corpus, **changes):
+    return config_for(folder, corpus, training__optimizer__recorder={"@misc": "thinc-torchopt.Recorder.v1"}, **changes)
+
+
+def signals_of(nlp, name, examples):
+    """What listening gives in an update of a component: hardness and hits by text."""
+    found = []
+    proc = nlp.get_pipe(name)
+    with listening(proc.model, kind_in(nlp, name), found.append):
+        proc.update(examples, sgd=None, drop=0.0)
+    [signal] = found
+    assert len(signal.docs) == len(examples)
+    return list(signal.by_text())
+
+
+def without_dropout(examples):
+    return [Example(Doc(one.predicted.vocab, words=[t.text for t in one.predicted]), one.reference) for one in examples]
+
+
+# ---------------------------------------------------------------------- one pass
+
+
+@pytest.mark.parametrize("name", ["tagger", "morphologizer"])
+def test_signal_of_words_is_the_gradient_at_the_input(name):
+    nlp, examples = ready_pipeline([name], shared=False)
+    pipe = nlp.get_pipe(name)
+    found = signals_of(nlp, name, without_dropout(examples))
+    scores = pipe.model.predict([one.predicted for one in without_dropout(examples)])
+    _, errors = pipe.get_loss(examples, scores)
+    weights = pipe.model.layers[-1].layers[0].get_param("W")  # of the softmax: its input gets errors @ W
+    for (hardness, hits), score, error, example in zip(found, scores, errors, examples):
+        assert hardness == pytest.approx(numpy.linalg.norm(error @ weights, axis=1), rel=1e-4, abs=1e-6)
+        labels = [pipe.labels[i] for i in score.argmax(axis=1)]
+        if name == "tagger":
+            assert hits.tolist() == [label == token.tag_ for label, token in zip(labels, example.reference)]
+
+
+@pytest.mark.parametrize("name", ["ner", "parser"])
+def test_signal_of_steps_is_the_worst_error_at_a_token(name):
+    nlp, examples = ready_pipeline([name], shared=False)
+    pipe = nlp.get_pipe(name)
+    pipe.cfg["update_with_oracle_cut_size"] = 0  # whole texts: cuts are drawn
+    found = signals_of(nlp, name, without_dropout(examples))
+    # SOURCE: spacy/pipeline/transition_parser.pyx, `Parser.update`.
+    examples = without_dropout(examples)
+    expected = {id(one.predicted): numpy.full(len(one), numpy.nan) for one in examples}
+    states, golds, _ = pipe.moves.init_gold_batch(examples)
+    model, _ = pipe.model.begin_update([one.predicted for one in examples])
+    pairs = list(zip(states, golds))
+    while pairs:
+        states, golds = zip(*pairs)
+        scores, _ = model.begin_update(states)
+        for state, error in zip(states, pipe.get_batch_loss(states, golds, scores, None)):
+            if state.queue:
+                worst = expected[id(state.doc)]
+                worst[state.queue[0]] = numpy.fmax(worst[state.queue[0]], error[error > 0].sum())
+        pipe.transition_states(states, scores)
+        pairs = [(state, gold) for state, gold in zip(states, golds) if not state.is_final()]
+    for (hardness, hits), example in zip(found, examples):
+        numpy.testing.assert_allclose(hardness, expected[id(example.predicted)], **CLOSE)
+        assert hits.tolist() == (hardness < 0.5).tolist()
+
+
+@pytest.mark.parametrize("name", ["textcat", "textcat_multilabel"])
+def test_signal_of_classifiers_is_the_error_of_each_label(name):
+    nlp, examples = ready_pipeline([name])
+    pipe = nlp.get_pipe(name)
+    found = signals_of(nlp, name, without_dropout(examples))
+    for (hardness, hits), example in zip(found, examples):
+        doc = pipe(example.predicted.copy())
+        errors = [abs(doc.cats[label] - example.reference.cats[label]) for label in pipe.labels]
+        # The linear layer has dropout of its own in training, and these are predictions: it is off in both.
+        assert hardness == pytest.approx(errors, rel=1e-4, abs=1e-5)
+        assert hits.tolist() == [error < 0.5 for error in errors]
+
+
+def test_signal_of_spans_is_the_worst_span_around_a_token():
+    nlp, examples = ready_pipeline(["spancat"], shared=False)
+    pipe = nlp.get_pipe("spancat")
+    fresh = without_dropout(examples)
+    found = signals_of(nlp, "spancat", fresh)
+    docs = [one.predicted for one in fresh]
+    spans, scores = pipe.predict(docs)
+    _, errors = pipe.get_loss(fresh, (spans, scores))
+    begin = 0
+    for (hardness, _), doc, n in zip(found, docs, spans.lengths):
+        for i in range(len(doc)):
+            around = [
+                numpy.abs(errors[begin + k]).max()
+                for k, (start, end) in enumerate(spans.data[begin : begin + n])
+                if start <= i < end
+            ]
+            assert hardness[i] == pytest.approx(max(around), rel=1e-5)
+        begin += n
+
+
+def test_listening_leaves_the_models_as_they_were():
+    nlp, examples = ready_pipeline(["tagger", "ner", "textcat", "spancat"], shared=False)
+    before = {node.id: node._func for _, proc in nlp.pipeline for node in proc.model.walk()}
+    for name in nlp.pipe_names:
+        signals_of(nlp, name, without_dropout(examples))
+        with pytest.raises(KeyError), listening(nlp.get_pipe(name).model, kind_in(nlp, name), print):
+            raise KeyError
+    assert before == {node.id: node._func for _, proc in nlp.pipeline for node in proc.model.walk()}
+
+
+# ---------------------------------------------------------------------- a run
+
+
+def test_recorder_changes_no_weight_and_records_every_text(tmp_path, corpus):
+    changes = {"parser": True, "training__accumulate_gradient": 2}
+    run(config_for(tmp_path / "without", corpus, **changes), tmp_path / "without")
+    run(recorded(tmp_path / "with", corpus, **changes), tmp_path / "with")
+    assert digests(tmp_path / "with") == digests(tmp_path / "without")
+    record = Record.from_disk(tmp_path / "with")
+    nlp = spacy.load(tmp_path / "with" / "model-last")
+    docs = [*DocBin().from_disk(corpus["train"]).get_docs(nlp.vocab)]
+    keys = {digest(Example(nlp.make_doc(doc.text), doc)) for doc in docs}
+    assert {name: texts.keys() for name, texts in record.units.items()} == {"tagger": keys, "parser": keys}
+
+
+def test_recorder_of_a_resumed_run_writes_the_same_file(tmp_path, corpus):
+    run(recorded(tmp_path / "whole", corpus), tmp_path / "whole")
+    run(recorded(tmp_path / "parts", corpus), tmp_path / "parts", crash_at=11)
+    assert Record.from_disk(tmp_path / "parts").units
+    run(recorded(tmp_path / "parts", corpus), tmp_path / "parts")
+    whole, parts = ({p.name: b for p, (b, _) in contents(tmp_path / x / FOLDER).items()} for x in ("whole", "parts"))
+    assert whole == parts
+
+
+def test_recorder_without_output_is_refused_before_the_first_step(tmp_path, corpus):
+    with pytest.raises(ConfigError, match="expected a folder for the record, found a training without --output"):
+        run(recorded(tmp_path, corpus), None)
+
+
+def fake_run(tmp_path, examples, nlp, ranks=None):
+    ranks = ranks or SimpleNamespace(writes=True, size=1, gather=lambda value: [value])
+    progress = SimpleNamespace(step=0, rollbacks=[])
+    return SimpleNamespace(nlp=nlp, exclude=[], ranks=ranks, progress=progress, models=SimpleNamespace(folder=tmp_path))
+
+
+def update(recorder, nlp, examples):
+    with recorder.around_part(examples):
+        nlp.update(examples, sgd=False)
+
+
+def test_recorder_adds_what_all_processes_saw(tmp_path):
+    nlp, examples = ready_pipeline(["tagger"])
+    other = RunRecorder(Recorder(), fake_run(tmp_path, examples, nlp))
+    update(other, nlp, examples[6:8])
+    theirs = other._read()
+    ranks = SimpleNamespace(writes=True, size=2, gather=lambda value: [value, theirs])
+    recorder = RunRecorder(Recorder(), fake_run(tmp_path, examples, nlp, ranks))
+    update(recorder, nlp, examples[:2])
+    recorder.on_step_end(None, None)
+    keys = {digest(one) for one in (*examples[:2], *examples[6:8])}
+    assert recorder.state_dict()["components"]["tagger"]["digests"].shape[0] == len(keys)
+
+
+@pytest.mark.parametrize("reason", ["skipped", "rollback"])
+def test_recorder_names_the_texts_of_a_bad_step(tmp_path, caplog, reason):
+    nlp, examples = ready_pipeline(["ner"])
+    fake = fake_run(tmp_path, examples, nlp)
+    recorder = RunRecorder(Recorder(), fake)
+    update(recorder, nlp, examples)
+    fake.progress.step = 1
+    update(recorder, nlp, examples[:1])
+    with caplog.at_level(logging.INFO, "spacy.torchopt"):
+        if reason == "skipped":
+            recorder.on_optimizer_step(SimpleNamespace(skipped=True), None)
+        else:
+            fake.progress.rollbacks.append((1, 0))
+            recorder.on_step_end(None, None)
+    [record] = caplog.records  # of this step alone
+    assert examples[0].text.strip() in record.getMessage()
+    assert record.getMessage().startswith("Step 1 was")
+    recorder.on_step_end(None, None)
+    assert len(caplog.records) == 1
+
+
+def test_recorder_tells_once_what_it_leaves_out(tmp_path, caplog):
+    nlp, examples = ready_pipeline(["tagger", "span_finder"], shared=False)
+    recorder = RunRecorder(Recorder(), fake_run(tmp_path, examples, nlp))
+    with caplog.at_level(logging.INFO, "spacy.torchopt"):
+        update(recorder, nlp, examples)
+        update(recorder, nlp, examples)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Recorder: Component 'span_finder' is not recorded: its factory, 'span_finder', is none that is."
+    ]
+    assert list(recorder.state_dict()["components"]) == ["tagger"]
+
+
+# ---------------------------------------------------------------------- on a transformer
+
+
+@pytest.mark.parametrize("kind", ["tagger", "three heads", "spancat", "textcat"])
+def test_listening_leaves_batches_of_a_transformer_whole(tmp_path, monkeypatch, kind):
+    """Weights and losses to the last bit, on the fast path: see core/whole_batches.py."""
+    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+    from ...core.test_whole_batches import KINDS, pipeline
+    from ...loop.test_faster import update as update_faster
+
+    monkeypatch.setenv(SWITCH, "1")
+    found, calls, call = [], [], whole_batches._Head.__call__
+    monkeypatch.setattr(
+        whole_batches._Head,
+        "__call__",
+        lambda self, *given, **more: calls.append(self.batch is not None) or call(self, *given, **more),
+    )
+    for listens in (False, True):
+        nlp, examples = pipeline(tmp_path, KINDS[kind])
+        with ExitStack() as stack:
+            signals = []
+            for name in KINDS[kind] if listens else ():
+                stack.enter_context(listening(nlp.get_pipe(name).model, kind_in(nlp, name), signals.append))
+            losses = update_faster(nlp, examples, times=2)
+        found.append((losses, nlp.to_bytes()))
+    assert found[0] == found[1]
+    assert calls == [True] * 4 * len(KINDS[kind])
+    assert [len(signal.docs) for signal in signals] == [len(examples)] * 2 * len(KINDS[kind])
+    assert all(numpy.isfinite(hardness).any() for signal in signals for hardness, _ in signal.by_text())

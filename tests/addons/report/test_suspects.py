@@ -1,0 +1,230 @@
+"""Annotations that may be wrong: those that a test made wrong are found, told, and can be put right."""
+
+import json
+
+import numpy
+import pytest
+from spacy.tokens import DocBin, Span
+from spacy.training import Example
+
+from thinc_torchopt.addons.report import kinds
+from thinc_torchopt.addons.report.suspects import OfComponent, read_suspects
+from thinc_torchopt.core.errors import ConfigError, StateError
+from thinc_torchopt.core.readers import read_docs
+from thinc_torchopt.core.record import FOLDER, Record, digest, hardness_of
+
+from ...models import toy_examples, toy_pipeline
+from ...runs import config_for, run
+
+
+def units_of(hardness, hits=0, updates=10):
+    record = Record(10_000)
+    for i in range(updates):
+        record.add("one", b"0" * 16, numpy.array(hardness, "f4"), numpy.full(len(hardness), i < hits))
+    return record.units["one"][b"0" * 16]
+
+
+def suspects_of(kind, examples, hardness, *, labels=(), predict=lambda doc: doc, most=10, label=None):
+    """Those of a component with this hardness, whose predictions a function makes."""
+
+    class Pipeline:
+        def pipe(self, docs):
+            return map(predict, docs)
+
+    one = OfComponent("one", kind, labels, examples, [units_of(values) for values in hardness])
+    return one.hardest(Pipeline(), most, label)
+
+
+@pytest.fixture
+def examples():
+    return toy_examples(toy_pipeline([]), 6)
+
+
+# ---------------------------------------------------------------------- ranking
+
+
+def test_suspects_are_the_hardest_words_with_what_stands_elsewhere(examples):
+    examples[2].reference[1].tag_ = "NN"
+
+    def predict(doc):
+        for token, tag in zip(doc, ["NNP", "VBZ", "JJ", "NNP", "."]):
+            token.tag_ = tag
+        return doc
+
+    hardness = [[0.1] * len(one) for one in examples]
+    hardness[2][1], hardness[4][0] = 0.9, 0.5
+    first, second = suspects_of(kinds.TokenLabels("tag"), examples, hardness, predict=predict, most=2)
+    assert (first.number, first.words, first.said(first.annotated), first.said(first.predicted)) == (
+        3,
+        "likes",
+        "NN",
+        "VBZ",
+    )
+    assert first.why == "predicted in 0 of 10 updates; elsewhere VBZ 5x"
+    assert (second.number, second.words, second.why) == (5, "Anna", "predicted in 0 of 10 updates")
+    [only] = suspects_of(kinds.TokenLabels("tag"), examples, hardness, predict=predict, label="VBZ", most=1)
+    assert only.number == 3
+
+
+def test_scores_of_words_are_hardness_and_rarity_in_standard_deviations(examples):
+    examples[2].reference[1].tag_ = "NN"
+    hardness = [numpy.linspace(0, 1, len(one)) + i for i, one in enumerate(examples)]
+    units = [units_of(values) for values in hardness]
+    one = OfComponent("one", kinds.TokenLabels("tag"), (), examples, units)
+    rarity = [[0.0] * len(example) for example in examples]
+    for values in rarity:
+        values[1] = 1 / 6  # of six words "likes", one has another tag
+    rarity[2][1] = 5 / 6
+
+    def spread(parts):  # with one 0, so that an empty corpus has one, too
+        return numpy.std([*(value for part in parts for value in part), 0.0])
+
+    means = [hardness_of(values) for values in units]
+    for i, (mean, rare) in enumerate(zip(means, rarity)):
+        expected = mean / spread(means) + 0.3 * numpy.array(rare) / spread(rarity)
+        assert one.scores[i] == pytest.approx(expected, rel=1e-5)
+
+
+def test_entities_are_dropped_moved_added_or_usual_elsewhere(examples):
+    for i, ents in {0: [(3, 4, "CITY")], 1: [(0, 2, "PERSON"), (3, 4, "CITY")]}.items():
+        examples[i].reference.set_ents([Span(examples[i].reference, *one) for one in ents])
+
+    def predict(doc):
+        doc.set_ents([Span(doc, 0, 1, "PERSON"), Span(doc, 2, 3, "COLOR")])
+        return doc
+
+    hardness = [[0.1] * len(one) for one in examples]
+    hardness[0], hardness[1] = [0.9, 0, 0.8, 0], [0, 0.95, 0, 0, 0]
+    found = suspects_of(kinds.Entities("ents"), examples[:3], hardness[:3], predict=predict, most=3)
+    assert [(one.number, one.words, one.said(one.annotated), one.said(one.predicted)) for one in found] == [
+        (2, "Anna likes", "PERSON", "PERSON: Anna"),
+        (1, "Anna", "nothing", "PERSON"),
+        (1, "blue", "nothing", "COLOR"),
+    ]
+
+
+def test_words_that_are_mostly_annotated_elsewhere_are_suspects_without_a_prediction(examples):
+    examples[0].reference.set_ents([Span(examples[0].reference, 3, 4, "CITY")])  # and not "Anna"
+    hardness = [[0.9, 0, 0, 0], *([0.1] * len(one) for one in examples[1:])]
+
+    def predict(doc):
+        doc.set_ents([])
+        return doc
+
+    first, *_ = suspects_of(kinds.Entities("ents"), examples, hardness, predict=predict)
+    assert (first.number, first.words, first.said(first.proposed)) == (1, "Anna", "PERSON")
+    assert first.why == "predicted in 0 of 10 updates; elsewhere PERSON 5x"
+
+
+def test_classes_are_judged_by_text_and_heads_are_shown_with_their_words(examples):
+    def predict(doc):
+        doc.cats = {"RED": 0.9, "BLUE": 0.2}
+        for token in doc:
+            token.dep_, token.head = "dep", doc[0]
+        return doc
+
+    hardness = [[0.1, 0.1]] * 5 + [[0.8, 0.9]]
+    kind = kinds.Categories("cats", ("RED", "BLUE"), 0.5)
+    first = suspects_of(kind, examples, hardness, labels=["RED", "BLUE"], predict=predict)[0]
+    assert (first.number, first.words) == (6, examples[5].text.strip())
+    hardness = [[0, 0, 0.5, 0, 0][: len(one)] for one in examples]
+    first = suspects_of(kinds.Trees("dep"), examples, hardness, predict=predict)[0]
+    assert (first.said(first.annotated), first.said(first.predicted)) == ("amod of London", "dep of Anna")
+
+
+# ---------------------------------------------------------------------- what may be right
+
+KINDS = {
+    "tag": kinds.TokenLabels("tag"),
+    "pos": kinds.TokenLabels("pos"),
+    "lemma": kinds.TokenLabels("lemma"),
+    "morph": kinds.Morphology("morph"),
+    "dep": kinds.Trees("dep"),
+    "ents": kinds.Entities("ents"),
+    "spans": kinds.Spans("spans_sc"),
+    "sents": kinds.Spans("sents", "sentence"),
+    "cats": kinds.Categories("cats", (), 0.5),
+}
+
+
+def otherwise(doc):
+    """Annotate a text in another way."""
+    for token, pos in zip(doc, ["NOUN", "VERB", "ADJ", "NOUN"]):
+        token.tag_, token.pos_, token.lemma_ = f"X{token.i}", pos, f"lemma{token.i}"
+        token.set_morph(f"Case=C{token.i}")
+    doc[2].head, doc[2].dep_ = doc[1], "obj"
+    doc.set_ents([Span(doc, 1, 3, "THING")])
+    doc.spans["sc"] = [Span(doc, 0, 1, "Y"), Span(doc, 0, 2, "Z")]
+    doc.cats = {"RED": 1.0, "BLUE": 0.0}
+    return doc
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_may_be_right_is_written_read_and_put_in_place(name, tmp_path):
+    nlp = toy_pipeline([])
+    [example], kind = toy_examples(nlp, 1), KINDS[name]
+    for token in example.reference:
+        token.lemma_, token.pos_ = "x", "X"
+    wanted = otherwise(example.reference.copy())
+    hardness = [[1.0] * (2 if name == "cats" else 4)]
+    found = suspects_of(kind, [example], hardness, labels=["RED", "BLUE"], predict=lambda doc: wanted.copy())
+    changed = [one for one in found if one.annotated != one.predicted]
+    assert changed or name == "sents"
+    for one in changed:
+        row = one.row()
+        assert row["answer"] == "ignore"  # until somebody accepts it
+        path = tmp_path / "rows.jsonl"
+        path.write_text(json.dumps(row | {"answer": "accept"}))
+        [doc], _ = read_docs(nlp, path)
+        annotated, _ = kind.compare(Example(doc, doc))
+        before, after = (kind.compare(Example(other, other))[0] for other in (example.reference, wanted))
+        there = {item for item in after if name == "cats" or one.start <= item.start < one.end}
+        others = {item for item in before if name != "cats" and not one.start <= item.start < one.end}
+        assert annotated.keys() == there | others
+
+
+def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
+    nlp = toy_pipeline([])
+    docs = [*DocBin(store_user_data=True).from_disk(corpus["train"]).get_docs(nlp.vocab)]
+    docs[7][1].tag_ = "JJ"
+    DocBin(docs=docs, store_user_data=True).to_disk(tmp_path / "train.spacy")
+    config = config_for(
+        tmp_path,
+        {**corpus, "train": tmp_path / "train.spacy"},
+        steps=40,
+        training__optimizer__recorder={"@misc": "thinc-torchopt.Recorder.v1"},
+    )
+    run(config, tmp_path / "run")
+    found = read_suspects(tmp_path / "run")
+    assert list(found.notes) == []
+    first = found.of("tagger", 1)[0]
+    assert (first.number, first.words, first.said(first.annotated)) == (8, "likes", "JJ")
+    when = found.components["tagger"].learned()
+    assert when["JJ"].total() == sum(token.tag_ == "JJ" for doc in docs for token in doc)
+    assert when["JJ"]["never"] == 1
+
+    row = first.row() | {"answer": "accept"}
+    assert row["tags"][1] == "VBZ"
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    # Several texts have the same words: this corpus is small.
+    same = sum(doc.text == docs[7].text for doc in docs)
+    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == same
+    new = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
+    assert [doc[1].tag_ for doc in new] == ["VBZ"] * len(docs)
+
+    DocBin(docs=docs[8:], store_user_data=True).to_disk(tmp_path / "train.spacy")
+    [note] = read_suspects(tmp_path / "run").notes
+    gone, left = ({digest(Example(nlp.make_doc(doc.text), doc)) for doc in part} for part in (docs[:8], docs[8:]))
+    assert note.startswith(f"tagger: {len(gone - left)} of ")
+
+
+def test_suspects_without_a_record_or_corpus_are_refused(tmp_path, corpus):
+    with pytest.raises(ConfigError, match="expected the folder of a training with 'recorder'"):
+        read_suspects(tmp_path)
+    config = config_for(
+        tmp_path, corpus, steps=5, training__optimizer__recorder={"@misc": "thinc-torchopt.Recorder.v1"}
+    )
+    run(config, tmp_path / "run")
+    (tmp_path / "run" / FOLDER / "values.json").write_text("{}")
+    with pytest.raises(StateError):
+        read_suspects(tmp_path / "run")

@@ -1,0 +1,56 @@
+"""`spacy torchopt suspects`, as it is typed: list, write, accept, train again."""
+
+import json
+
+import pytest
+
+from ..addons.recorder.test_recorder import recorded
+from ..runs import run
+from ..spacy_cli import spacy_cli
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("suspects")
+    run(recorded(folder, corpus, steps=20), folder / "run")
+    return folder / "run"
+
+
+def test_suspects_are_listed_written_accepted_and_trained_on(trained, tmp_path):
+    found = spacy_cli("torchopt", "suspects", trained, "--most", 3, "--output", tmp_path / "rows.jsonl")
+    assert "tagger:" in found.stdout
+    assert "Saved 3 rows" in found.stdout
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["answer"] for row in rows] == ["ignore"] * 3
+    for row in rows:
+        assert row["meta"]["annotated"] in found.stdout
+        assert f"{row['meta']['text']:,}" in found.stdout
+        assert f"{row['meta']['score']:.1f}" in found.stdout
+    rows[0] |= {"answer": "accept", "tags": ["NEW", *rows[0]["tags"][1:]]}
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    new = tmp_path / "corpus.spacy"
+    found = spacy_cli("torchopt", "suspects", trained, "--accepted", tmp_path / "rows.jsonl", "--output", new)
+    assert f"Saved the corpus to {new}" in found.stdout
+    found = spacy_cli(
+        "torchopt", "init", tmp_path / "again.cfg", "--lang", "xx", "--paths.train", new, "--paths.dev", new
+    )
+    assert "5 labels" in found.stdout + found.stderr  # NEW, VBZ, JJ, NNP, "."
+
+
+def test_suspects_of_a_component_or_label_only(trained):
+    found = spacy_cli("torchopt", "suspects", trained, "--component", "tagger", "--label", "VBZ", "--most", 2)
+    assert found.stdout.count("likes") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--component", "ner"), "Can't show 'ner': expected one of tagger, which were recorded."),
+        (("--output", "x.txt"), "Can't write 'x.txt': expected --output with a name that ends in .jsonl."),
+        (("--accepted", __file__), "expected --output with a name that ends in .spacy."),
+    ],
+)
+def test_suspects_refuses(trained, arguments, said):
+    found = spacy_cli("torchopt", "suspects", trained, *arguments, check=False)
+    assert found.returncode == 1
+    assert said in found.stderr

@@ -1,0 +1,408 @@
+"""Annotations that may be wrong: those that were hard in training, by the record of a run.
+
+*score*: the hardness of an annotation, in standard deviations over its component; of labels of words with how rarely
+the same word is annotated so elsewhere. The texts are read again from the corpus of the run, and the trained pipeline
+is asked about the hardest alone.
+
+SOURCE: Dickinson and Meurers 2003, Detecting Errors in Part-of-Speech Annotation: the same words, annotated otherwise.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import numpy
+from spacy.language import Language
+from spacy.tokens import DocBin
+from spacy.training import Example
+from spacy.util import resolve_dot_names
+
+from ...core.errors import ConfigError
+from ...core.readers import read_docs
+from ...core.record import FOLDER, Record, digest, hardness_of
+from ...core.state import replacing
+from .errors import Passage, load, passages_of
+from .kinds import Categories, Item, Items, Kind, Place, TokenLabels, Trees, kinds_of
+from .labels import shown
+
+# Of the rarity of an annotation, beside its hardness. Chosen on the first half of the tags of EWT as of 2019.
+_OF_RARITY: Final = 0.3
+# When an annotation was learned.
+WHEN: Final = ("early", "late", "never")
+# Texts that the pipeline is asked about at once.
+_AT_ONCE: Final = 64
+
+
+@dataclass
+class Suspect:
+    """An annotation that may be wrong, or one that may be missing.
+
+    number (int): Of its text in the corpus, from 1. score (float): See above.
+    start, end (int): Its tokens in the annotated text. Of categories: all.
+    annotated, predicted (Items): What is annotated there, and what the trained pipeline predicts.
+    elsewhere (Counter[str]): How often the same words have which label in the corpus. Empty text: none.
+    hits, updates (int): In how many of the updates it was predicted.
+    """
+
+    component: str
+    kind: Kind
+    number: int
+    score: float
+    example: Example
+    start: int
+    end: int
+    annotated: Items
+    predicted: Items
+    elsewhere: Counter[str]
+    hits: int
+    updates: int
+
+    @property
+    def labels(self) -> set[str]:
+        """Annotated and predicted."""
+        return {item.label for item in (*self.annotated, *self.predicted)}
+
+    @property
+    def words(self) -> str:
+        """Those that it is about."""
+        return self.example.reference[self.start : self.end].text
+
+    @property
+    def proposed(self) -> list[Item]:
+        """The annotation that may be right: the predicted one; if that is annotated, the usual one of these words."""
+        if self.predicted.keys() != self.annotated.keys() or not self.elsewhere:
+            return list(self.predicted)
+        [(label, _)] = self.elsewhere.most_common(1)
+        return [Item(label, label, self.start, self.end)] if label else []
+
+    @property
+    def why(self) -> str:
+        """In words."""
+        labels = {item.label for item in self.annotated} or {""}
+        counts = ((one, n) for one, n in self.elsewhere.most_common() if n and one not in labels)
+        others = [f"{shown(one) or 'nothing'} {n:,}x" for one, n in counts]
+        told = f"predicted in {self.hits} of {self.updates} updates"
+        return f"{told}; elsewhere {', '.join(others[:2])}" if others else told
+
+    @property
+    def passage(self) -> Passage | None:
+        """The part of the text that it is in, with what is annotated, and what is predicted or proposed."""
+        span = self.example.reference[self.start : self.end]
+        place = Place(span.start_char, span.end_char)
+        differ = self.predicted if self.labels and self.predicted != self.annotated else {}
+        other = differ or (dict.fromkeys(self.proposed, place) if not self.labels else {})
+        found = passages_of(self.kind, self.example, self.annotated, other)
+        return next((one for one in found if one.annotated or one.predicted or one.categories), None)
+
+    def said(self, items: Sequence[Item] | Items) -> str:
+        """Annotations in words."""
+        reference = self.example.reference
+        if isinstance(self.kind, Trees):
+            return ", ".join(f"{item.label} of {reference[item.head].text}" for item in items) or "nothing"
+        whole = all((item.start, item.end) == (self.start, self.end) for item in items)
+        at = [item.label if whole else f"{item.label}: {reference[item.start : item.end].text}" for item in items]
+        return ", ".join(map(shown, at)) or "nothing"
+
+    def row(self) -> dict[str, Any]:
+        """The text with what is proposed, as a row of JSONL that `spacy torchopt init` reads once it is accepted."""
+        doc = self.example.reference.copy()
+        self.kind.put(doc, list(self.annotated), self.proposed)
+        given = Example(doc, doc).to_dict()
+        words = given["token_annotation"]
+        row: dict[str, Any] = {"text": doc.text, "words": words.pop("ORTH"), "spaces": words.pop("SPACY")}
+        if self.kind.key == "ents" and not doc.spans:
+            row["spans"] = [{"start": one.start_char, "end": one.end_char, "label": one.label_} for one in doc.ents]
+        else:
+            row |= {key: given["doc_annotation"][key] for key in ("entities", "spans")}
+        keys = ("tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
+        for key, name in zip(keys, ("TAG", "POS", "MORPH", "LEMMA", "HEAD", "DEP", "SENT_START")):
+            if doc.has_annotation(name):
+                row[key] = words[name]
+        if doc.cats:
+            row["cats"] = doc.cats
+        meta = {"text": self.number, "component": self.component, "words": self.words, "score": round(self.score, 3)}
+        meta |= {"annotated": self.said(self.annotated), "proposed": self.said(self.proposed), "why": self.why}
+        return row | {"answer": "ignore", "meta": meta}
+
+
+class OfComponent:
+    """The record of a component, beside the corpus.
+
+    kind (Kind): Of its annotations. labels (Sequence[str]): Those that a classifier has, in order.
+    examples (Sequence[Example]): The corpus. units (Sequence): The record of each text; None: it has none.
+
+    Public: `scores` (of each recorded text, by its index: of the tokens of the annotated text, or of labels).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        labels: Sequence[str],
+        examples: Sequence[Example],
+        units: Sequence[Any],
+    ):
+        self.name, self.kind = name, kind
+        self._labels, self._examples, self._units = labels, examples, units
+        self._annotated = [kind.compare(example)[0] for example in examples]
+        self._counts: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
+        self._lengths: list[int] = []
+        self._is_by_start = kind.is_of_tokens or kind.key == "sents"
+        if not isinstance(kind, (Categories, Trees)) and kind.key != "sents":
+            self._count()
+        self.scores = _scaled({i: self._by_unit(i, hardness_of(one)) for i, one in enumerate(units) if one is not None})
+        if isinstance(kind, TokenLabels):
+            rarity = _scaled({i: self._rarity(i) for i in self.scores})
+            self.scores = {i: scores + _OF_RARITY * rarity[i] for i, scores in self.scores.items()}
+
+    # ------------------------------------------------------------------ the same words elsewhere
+
+    def _count(self) -> None:
+        """Count the labels of each word, or of each sequence of words that is annotated somewhere."""
+        for i, items in enumerate(self._annotated):
+            norms = self._norms(i)
+            for item in items:
+                self._counts[norms[item.start : item.end]][item.label] += 1
+        if not self.kind.is_of_tokens:
+            self._lengths = sorted({len(words) for words in self._counts})
+            for i, items in enumerate(self._annotated):
+                there = {(item.start, item.end) for item in items}
+                for place, counts in self._known_words(i):
+                    counts[""] += place not in there
+
+    def _norms(self, i: int) -> tuple[int, ...]:
+        return tuple(token.norm for token in self._examples[i].reference)
+
+    def _known_words(self, i: int) -> Iterator[tuple[tuple[int, int], Counter[str]]]:
+        """Where a text has words that are annotated somewhere, and their labels everywhere."""
+        norms = self._norms(i)
+        for n in self._lengths:
+            for start in range(len(norms) - n + 1):
+                if (counts := self._counts.get(norms[start : start + n])) is not None:
+                    yield (start, start + n), counts
+
+    def _rarity(self, i: int) -> Any:
+        """Of the label of each token: the part of the same words with another one."""
+        found, norms = numpy.zeros(len(self._examples[i].reference), "f4"), self._norms(i)
+        for item in self._annotated[i]:
+            counts = self._counts[norms[item.start : item.end]]
+            found[item.start] = 1 - counts[item.label] / counts.total()
+        return found
+
+    # ------------------------------------------------------------------ suspects
+
+    def _by_unit(self, i: int, values: Any) -> Any:
+        """Values of the tokens that were trained on, for those of the annotated text. Of labels: as they are."""
+        if isinstance(self.kind, Categories):
+            return values
+        align = self._examples[i].alignment.y2x
+        found = numpy.zeros(len(align.lengths), values.dtype)
+        numpy.maximum.at(found, numpy.repeat(numpy.arange(len(align.lengths)), align.lengths), values[align.data])
+        return found
+
+    def cost(self, i: int) -> float:
+        """The score of a text as a whole."""
+        scores = self.scores[i]
+        return float(numpy.linalg.norm(scores) if isinstance(self.kind, Categories) else scores.max(initial=0.0))
+
+    def hardest(self, nlp: Language, most: int, label: str | None = None) -> list[Suspect]:
+        """The hardest annotations, the hardest first. most (int): The most of them. label (str | None): Only those that
+        have it, or are predicted to.
+        """
+        ranked = sorted(self.scores, key=lambda i: (-self.cost(i), i))
+        found: list[Suspect] = []
+        for first in range(0, len(ranked), _AT_ONCE):
+            part = ranked[first : first + _AT_ONCE]
+            if len(found) == most and found[-1].score >= self.cost(part[0]):
+                break
+            docs = nlp.pipe([self._examples[i].predicted.copy() for i in part])
+            for i, doc in zip(part, docs):
+                suspects = self._in_text(i, Example(doc, self._examples[i].reference))
+                found += (one for one in suspects if label is None or label in one.labels)
+            found = heapq.nlargest(most, found, key=attrgetter("score"))
+        return found
+
+    def _in_text(self, i: int, example: Example) -> Iterator[Suspect]:
+        sides = [[*filter(_is_in_text, items.items())] for items in self.kind.compare(example)]
+        units = self._units[i]
+        hits, updates = (self._by_unit(i, units[name]) for name in ("hits", "updates"))
+        for start, end in self._places(i, [item for items in sides for item, _ in items]):
+            annotated, predicted = (dict(one for one in items if start <= one[0].start < end) for items in sides)
+            if isinstance(self.kind, Categories):
+                score, at = self.cost(i), [self._labels.index(one.label) for one in {*annotated, *predicted}]
+            else:
+                score, at = float(self.scores[i][start:end].max()), [*range(start, end)]
+            words = self._norms(i)[start:end]
+            n = int(updates[at].max(initial=0))
+            yield Suspect(
+                *(self.name, self.kind, i + 1, score, example, start, end, annotated, predicted),
+                elsewhere=self._counts.get(words, Counter()),
+                hits=int(hits[at].min(initial=n)),
+                updates=n,
+            )
+
+    def _places(self, i: int, items: Sequence[Item]) -> list[tuple[int, int]]:
+        """Where a text has annotations or predictions, or words that are mostly annotated elsewhere. Those that overlap
+        are one place.
+        """
+        if isinstance(self.kind, Categories):
+            return [(0, max(1, len(self._examples[i].reference)))]
+        if self._is_by_start:
+            return [(start, start + 1) for start in sorted({item.start for item in items})]
+        places = {(item.start, item.end) for item in items}
+        places |= {place for place, counts in self._known_words(i) if 2 * counts[""] < counts.total()}
+        found: list[tuple[int, int]] = []
+        for start, end in sorted(places):
+            if found and start < found[-1][1]:
+                start, end = found[-1][0], max(found.pop()[1], end)
+            found.append((start, end))
+        return found
+
+    # ------------------------------------------------------------------ what was learned
+
+    def learned(self) -> dict[str, Counter[str]]:
+        """For each label, how many of its annotations were predicted in half of the updates or more ("early"), in fewer
+        ("late"), or in none ("never").
+        """
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for i in self.scores:
+            hits, updates = (self._by_unit(i, self._units[i][name]) for name in ("hits", "updates"))
+            for item in self._annotated[i]:
+                at = self._labels.index(item.label) if isinstance(self.kind, Categories) else item.start
+                if updates[at]:
+                    found[item.label][
+                        "never" if not hits[at] else "early" if 2 * hits[at] >= updates[at] else "late"
+                    ] += 1
+        return found
+
+
+def _is_in_text(item: tuple[Item, Any]) -> bool:
+    """And not in words that the tokenizer has cut otherwise."""
+    return item[0].start >= 0
+
+
+def _scaled(values: dict[int, Any]) -> dict[int, Any]:
+    """In standard deviations over all of them."""
+    spread = float(numpy.concatenate([*values.values(), numpy.zeros(1)]).std()) or 1.0
+    return {i: one / spread for i, one in values.items()}
+
+
+# ---------------------------------------------------------------------- a run
+
+
+class Suspects:
+    """The record of a run, beside its corpus and its pipeline.
+
+    folder (Path): Of the run. nlp (Language): The trained pipeline.
+    RAISES (StateError): It has no record. (ConfigError): The corpus can't be read.
+
+    Public: `record`, `examples` (of the corpus), `components` (by name, as far as they were recorded).
+    """
+
+    def __init__(self, folder: Path, nlp: Language):
+        self.nlp = nlp
+        self.record = Record.from_disk(folder)
+        self.examples = _corpus_of(nlp)
+        self._digests = [digest(example) for example in self.examples]
+        kinds: dict[str, Kind] = {}
+        for kind, names in kinds_of(nlp, self.examples):
+            for name in names:
+                kinds.setdefault(name, kind)
+        self.components = {name: self._component(name, kinds[name]) for name in self.record.units if name in kinds}
+
+    def _component(self, name: str, kind: Kind) -> OfComponent:
+        texts, labels = self.record.units[name], list(getattr(self.nlp.get_pipe(name), "labels", ()))
+        sizes = (len(labels) if isinstance(kind, Categories) else len(example.predicted) for example in self.examples)
+        units = [texts.get(key) for key in self._digests]
+        units = [one if one is not None and len(one) == size else None for one, size in zip(units, sizes)]
+        return OfComponent(name, kind, labels, self.examples, units)
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """Texts that are left out."""
+        there = set(self._digests)
+        for name, texts in self.record.units.items():
+            if gone := len(texts.keys() - there):
+                yield (
+                    f"{name}: {gone:,} of {len(texts):,} recorded texts are not in the corpus as it is now. They were "
+                    "changed in training, as by an augmenter or a teacher; or the file was changed."
+                )
+        if self.record.left_out:
+            yield f"{self.record.left_out:,} of the easier texts were not kept: raise max_tokens of the recorder."
+
+    def of(self, component: str, most: int, label: str | None = None) -> list[Suspect]:
+        """The hardest annotations of a component: see `OfComponent.hardest`."""
+        return self.components[component].hardest(self.nlp, most, label)
+
+    def hardest_texts(self, most: int) -> list[tuple[int, float]]:
+        """The texts that were hardest, by index in the corpus, with their scores over all components."""
+        costs: dict[int, float] = defaultdict(float)
+        for one in self.components.values():
+            for i in one.scores:
+                costs[i] += one.cost(i)
+        return heapq.nlargest(most, costs.items(), key=lambda one: one[1])
+
+    def replace(self, accepted: Path, path: Path) -> int:
+        """Write the corpus with the texts of a file in place of those with the same words.
+
+        accepted (Path): In any form that `init` reads. path (Path): The new file, in spaCy's format.
+        RETURNS (int): The texts that were replaced.
+        """
+        docs, _ = read_docs(self.nlp, accepted)
+        by_text = {doc.text: doc for doc in docs}
+        found = [by_text.get(example.reference.text, example.reference) for example in self.examples]
+        with replacing(path) as unfinished:
+            DocBin(docs=found, store_user_data=True).to_disk(unfinished)
+        return sum(doc is not example.reference for doc, example in zip(found, self.examples))
+
+
+def recorded_run(model: Path) -> Path | None:
+    """The folder of the run that a pipeline lies in. None: it was not recorded."""
+    return model.parent if (model.parent / FOLDER).is_dir() else None
+
+
+def read_suspects(folder: Path) -> Suspects:
+    """Read the record of a run, and its best pipeline.
+
+    RAISES (ConfigError): It has no record, no pipeline, or its corpus can't be read. (StateError): It is damaged.
+    """
+    models = [folder / name for name in ("model-best", "model-last") if (folder / name).is_dir()]
+    if not models or not (folder / FOLDER).is_dir():
+        raise ConfigError(
+            f"Can't look for wrong annotations in '{folder}': expected the folder of a training with '{FOLDER}' and "
+            "model-best, found another. Add [training.optimizer.recorder] with @misc = "
+            '"thinc-torchopt.Recorder.v1" to the config, train, and give the folder of --output.'
+        )
+    return Suspects(folder, load(models[0]))
+
+
+def _corpus_of(nlp: Language) -> list[Example]:
+    """The texts that a pipeline was trained on, without what an augmenter makes of them.
+
+    RAISES (ConfigError): They can't be read, or have no end.
+    """
+    config = nlp.config.interpolate()
+    name = config["training"]["train_corpus"]
+    block = config
+    for part in name.split("."):
+        block = block[part]
+    if "augmenter" in block:
+        block["augmenter"] = None
+    if config["training"]["max_epochs"] == -1:
+        raise ConfigError(
+            "Can't look for wrong annotations in a stream: max_epochs is -1. Train on a corpus that ends."
+        )
+    try:
+        [corpus] = resolve_dot_names(config, [name])
+        return list(corpus(nlp))
+    except Exception as error:  # of any reader
+        raise ConfigError(
+            f"Can't read the training texts of [{name}]: {' '.join(str(error).split())} Run the command where the "
+            "training ran: its paths start there."
+        ) from error
