@@ -83,6 +83,28 @@ def test_every_kind_says_that_it_has_nothing_to_learn(factory):
     assert kind.needs("x") and not any(kind.labels_in(docs) or ())
 
 
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_kind_of_annotation_tells_a_text_that_stands_there_again(factory):
+    keys = kind_of(factory).keys
+    docs = stored(text(*keys), text(*keys), text(*["entities"] * ("links" in keys)))  # entities without links
+    found = survey([docs[0], *docs])
+    assert found.repeated.counts == {Annotations.TWICE: 2, Annotations.DIFFERENT: 1}
+    assert found.repeated.examples[Annotations.TWICE] == [repr(docs[0].text)] * 2
+    assert survey(docs[1:]).repeated.counts == {Annotations.DIFFERENT: 1} and not survey(docs[:1]).repeated.counts
+    assert not survey([Doc(Vocab(), [" "])] * 2).repeated.counts
+
+
+@pytest.mark.parametrize("factory", [factory for factory in FACTORIES if kind_of(factory).has_labels])
+def test_every_kind_counts_its_labels_in_words(factory):
+    """Annotations, and texts that have them. Of 7 or more labels, those of words are cut after five."""
+    kind, docs = kind_of(factory), stored(*(text(*kind_of(factory).keys) for _ in range(3)))
+    found = survey([*docs, text()])
+    labels = Counter(label for doc in docs for label in kind.in_text(doc) if label)
+    assert found.of(kind).labels == labels and set(found.of(kind).in_texts.values()) <= {0, 3}
+    [line] = [line for line in found.lines() if line.startswith(f"{kind.in_words[0].upper()}{kind.in_words[1:]}: ")]
+    assert all(f"{label} {n}" in line for label, n in labels.most_common(5))
+
+
 @pytest.mark.parametrize("factory", [factory for factory in FACTORIES if kind_of(factory).has_labels])
 def test_every_kind_finds_the_labels_that_spacy_does(factory):
     """As spaCy initializes a component with them."""

@@ -1,7 +1,9 @@
 """`spacy torchopt init` without an input: a config for what texts are annotated with, or a refusal by name."""
 
+import json
 import shlex
 import shutil
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -186,8 +188,8 @@ def test_init_says_what_it_leaves_out_and_what_is_partial(tmp_path):
     told = init(tmp_path, "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", docs)).stdout
     assert trained(made(tmp_path)) == ["ner", "textcat"]
     assert "Left out: tags: on 1 of 30 texts only." in told
-    how = "it takes them as texts without categories"
-    assert f"'textcat': 15 of 30 texts are not annotated for it: {how}." in told
+    assert "'textcat' learns that no category holds in 15 of the 30 texts in [corpora.train]" in told
+    assert "texts are not annotated for it" not in told
 
 
 def test_init_reads_folders(tmp_path):
@@ -353,3 +355,44 @@ def test_init_chooses_what_can_be_learned(kinds):
     for kind in ("entities", "tags", "spans", "morphology"):
         n = sum(kind in of_text for of_text in kinds)
         assert (COMPONENTS[kind] in learned) == (n > 0), kind
+
+
+# ---------------------------------------------------------------------- counts
+
+
+def test_init_and_explain_count_labels_and_texts(tmp_path, monkeypatch):
+    """The numbers are counted once more in the texts. `init` says what `explain` says, and names it before `train`."""
+    monkeypatch.chdir(tmp_path)
+    docs = [text(i, "entities", "categories") for i in [*range(110), *range(15)]]
+    for i, doc in enumerate(docs):
+        doc.ents = [Span(doc, 0, 1, "drug" if i < 4 else "DRUG")] if i < 60 else []
+        doc.cats = {"OTHER": float(i % 20 > 0), "BUG": float(i % 20 == 0)}
+    write(tmp_path / "train.spacy", docs)
+    write(tmp_path / "dev.spacy", docs[:100])
+    paths = ("--paths.train", "train.spacy", "--paths.dev", "dev.spacy")
+    told = spacy_cli("torchopt", "init", "new.cfg", "--lang", "en", *paths).stdout
+    ents = Counter(ent.label_ for doc in docs for ent in doc.ents)
+    cats = Counter(max(doc.cats, key=doc.cats.get) for doc in docs)
+    annotated = [(doc.cats, [(ent.text, ent.label_) for ent in doc.ents]) for doc in docs]
+    same = sum(one == other for one, other in zip(annotated, annotated[110:]))
+    both = f"{ents['DRUG'] + 56} and drug {2 * ents['drug']} in [corpora.train] and [corpora.dev]"
+    lines = [
+        f"Entities: DRUG {ents['DRUG']} and drug {ents['drug']}.",
+        f"Categories: OTHER {cats['OTHER']} and BUG {cats['BUG']}.",
+    ]
+    doubts = [
+        f"Labels of 'ner' in fewer than 10 of the 125 texts in [corpora.train]: drug {ents['drug']}.",
+        f"Labels of 'textcat' in fewer than 10 of the 125 texts in [corpora.train]: BUG {cats['BUG']}.",
+        f"'ner' learns as different labels: DRUG {both}.",
+        f"{cats['OTHER']} of 125 texts in [corpora.train] are OTHER; a model that always says OTHER has an accuracy of "
+        f"{cats['OTHER'] / 125:.3g}.",
+        f"annotated in other ways: {15 - same} of the 125 texts in [corpora.train], such as 'Ada went home",
+        "100 of the 100 texts in [corpora.dev] stand in [corpora.train], too, such as 'Ada went home",
+    ]
+    assert all(line in told for line in [*lines, *doubts]) and "of dev.spacy. Entities: DRUG 56 and drug 4." in told
+    *_, one, explain, other, train = told.splitlines()
+    assert (one, other) == ("To check it and see what it will do:", "To train:")
+    assert "torchopt explain new.cfg --output" in explain and "spacy train new.cfg --output" in train
+    found = json.loads(spacy_cli(*explain.split()[3:], "--json").stdout)
+    assert not found["stops"] and all(any(doubt in note for note in found["notes"]) for doubt in doubts)
+    assert all(line in found["checked"][0] for line in lines) and "DRUG 56 and drug 4." in found["checked"][1]

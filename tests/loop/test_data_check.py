@@ -1,10 +1,15 @@
 """Whether corpora fit a pipeline, against what spaCy does with them: its updates, evaluations and initialization."""
 
+import re
+from collections import Counter
 from typing import NamedTuple
 
 import numpy
 import pytest
 import spacy
+from hypothesis import example as case
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Corpus as SpacyCorpus
 from spacy.training import Example
@@ -12,7 +17,7 @@ from spacy.training.loop import create_evaluation_callback
 from spacy.util import registry
 from spacy.vectors import Vectors
 
-from thinc_torchopt.core.kinds import Entities
+from thinc_torchopt.core.kinds import Annotations, Entities
 from thinc_torchopt.loop.data_check import Corpus, Facts, spans_not_proposed, texts_in_no_batch, texts_left_out
 from thinc_torchopt.loop.training_check import OF_TEXTS
 from thinc_torchopt.loop.training_check import check as look
@@ -355,3 +360,104 @@ def test_data_check_names_a_batcher_of_the_user_that_makes_nothing():
     training = {"batcher": {"@batchers": "test-check.nothing.v1"}}
     [found] = texts_in_no_batch(Facts(nlp, {"training": training}, corpus(nlp, GOLD)))
     assert found == ("stops", "There would be no batch: [training.batcher] makes none of the texts in [corpora.train].")
+
+
+# ---------------------------------------------------------------------- counts
+
+
+COUNTED = {
+    "ner": lambda doc, label: doc.set_ents([Span(doc, 0, 1, label)]),
+    "spancat": lambda doc, label: doc.spans.update({"sc": [Span(doc, 0, 2, label), Span(doc, 1, 2, label)]}),
+    "textcat": lambda doc, label: doc.cats.update({one: float(one == label) for one in MANY}),
+    "textcat_multilabel": lambda doc, label: doc.cats.update({one: float(one == label) for one in MANY}),
+}
+MANY = ("DRUG", "drug", "side effect", "side-effect", "OTHER")
+
+
+def labelled(numbers, words, again, turned, both, n_dev):
+    """Pairs of a text and a label, of which some stand there again, and the pairs of another corpus.
+
+    numbers: Of texts with each label. words: How many there are in each text, after the first. again: Texts that stand
+    there twice; turned: those of them with another label. both: Texts of the other corpus that are in this one.
+    """
+    pairs = [
+        (" ".join([f"{label.replace(' ', '')}{i}", *["x"] * words]), label)
+        for label, n in zip(MANY, numbers)
+        for i in range(n)
+    ]
+    twice = [(text, "OTHER" if i < turned else label) for i, (text, label) in enumerate(pairs[:again])]
+    return pairs + twice, [*pairs[:both], *((f"dev {i} x x x x", "drug") for i in range(n_dev))]
+
+
+NUMBERS = st.sampled_from((0, 1, 8, 9, 10, 11, 40, 400))
+CORPORA = st.builds(
+    labelled,
+    numbers=st.tuples(*[NUMBERS] * len(MANY)),
+    words=st.sampled_from((3, 4, 5, 9)),
+    again=st.sampled_from((0, 1, 2, 12, 60)),
+    turned=st.sampled_from((0, 1, 2, 8)),
+    both=st.sampled_from((0, 1, 2, 30)),
+    n_dev=st.sampled_from((1, 99, 140)),
+)
+
+
+@settings(max_examples=settings.default.max_examples // 2, deadline=None)
+@given(component=st.sampled_from([*COUNTED]), corpora=CORPORA)
+@case(component="ner", corpora=labelled([40] * 5, words=3, again=0, turned=0, both=30, n_dev=140))
+@case(component="textcat", corpora=labelled([0, 0, 0, 40, 340], words=3, again=0, turned=0, both=0, n_dev=1))
+def test_data_check_counts_labels_and_texts(component, corpora):
+    """Each number that is told is counted once more in the pairs that the texts were made from."""
+    nlp, read = pipeline(component), []
+    for name, pairs in zip(("train", "dev"), corpora):
+        docs = [nlp.make_doc(text) for text, _ in pairs]
+        for doc, (_, label) in zip(docs, pairs):
+            COUNTED[component](doc, label)
+        read.append(Corpus(f"corpora.{name}", [Example(nlp.make_doc(doc.text), doc) for doc in docs]))
+    train, dev = corpora
+    n, labels = len(train), Counter(label for _, label in train)
+    told = check(nlp, *read, is_initialized=False).notes
+
+    def only(start):
+        found = [re.sub(r"(?<=\d),(?=\d)", "", one) for one in told if re.search(start, one)]
+        return found[0] if found else None
+
+    names = MANY if "textcat" in component else [*labels]
+    rare = {label: labels[label] for label in names if labels[label] < 10} if n >= 100 else {}
+    said = only("^Labels of")
+    assert (said is None) is (not rare)
+    assert all(f"{label} {number}" in said for label, number in rare.items())
+    assert said is None or sum(f"{one} {labels[one]}" in said for one in MANY) == len(rare)
+    spans = 2 if component == "spancat" else 1
+    both = Counter({one: spans * number for one, number in (labels + Counter(label for _, label in dev)).items()})
+    for same in (("DRUG", "drug"), ("side effect", "side-effect")):
+        said = only(f"different labels: ({'|'.join(same)}) ")
+        assert (said is not None) is all(both[one] for one in same)
+        assert said is None or all(f"{one} {both[one]}" in said for one in same)
+    label, most = labels.most_common(1)[0] if train else ("", 0)
+    expected = f"{most} of {n} texts in [corpora.train] are {label}; a model that always says {label} has"
+    said = only("always says")
+    assert (said is not None) is (component == "textcat" and n >= 100 and most > 0.9 * n)
+    assert said is None or (said.startswith(expected) and f"accuracy of {most / n:.3g}" in said)
+    first, twice = {}, Counter()
+    for text, label in train:
+        twice[first.setdefault(text, label) == label] += 1
+    twice[True] -= len(first)
+    said = only("other ways: ")
+    assert (said is not None) is (n >= 100 and twice[False] > 0.01 * n)
+    assert said is None or f"other ways: {twice[False]} of the {n} texts" in said
+    shown = read[0].annotations.repeated.counts
+    assert (shown[Annotations.TWICE], shown[Annotations.DIFFERENT]) == (twice[True], twice[False])
+    there = sum(text in first and len(text.split()) >= 5 for text, _ in dev)
+    said = only("stand in")
+    assert (said is not None) is (len(dev) >= 100 and there > 0.01 * len(dev))
+    assert said is None or said.startswith(f"{there} of the {len(dev)} texts in [corpora.dev] stand in [corpora.train]")
+
+
+@pytest.mark.parametrize("component", ["textcat", "ner"])
+def test_data_check_counts_nothing_in_a_part_of_a_stream(component):
+    """A stream may be sorted, and repeat its texts."""
+    nlp = pipeline(component)
+    examples = corpus(nlp, GOLD, n=1).examples * 200 + corpus(nlp, NEW, n=1).examples
+    part = Corpus("corpora.train", examples, is_whole=False)
+    assert not check(nlp, part, is_initialized=False).notes
+    assert check(nlp, Corpus("corpora.train", examples), is_initialized=False).notes

@@ -4,13 +4,16 @@ import io
 import random
 import warnings
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import spacy
 import spacy.training.loop
+import srsly
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spacy.scorer import Scorer
 from spacy.tokens import Doc, DocBin
 from spacy.training import Corpus, Example
 from spacy.training.loop import create_evaluation_callback, create_train_batches
@@ -23,7 +26,7 @@ from thinc_torchopt.loop.data_check import Corpus as Read
 from thinc_torchopt.loop.data_check import Facts, nothing_to_learn
 from thinc_torchopt.loop.data_stream import Batches, DataStream
 from thinc_torchopt.loop.schedule_check import last_step
-from thinc_torchopt.loop.training_check import TrainingCheck, check
+from thinc_torchopt.loop.training_check import OneLabelCheck, TrainingCheck, check, label_of_all
 
 from .test_data_check import GOLD, LEARNERS, WORDS
 
@@ -386,3 +389,74 @@ def test_training_check_draws_the_batches_of_spacy(max_epochs):
 
     assert drawn(Batches) == drawn(iter)
     assert Batches(create_train_batches(spacy.blank("xx"), reader("train"), batcher, max_epochs)).batcher is batcher
+
+
+# ---------------------------------------------------------------------- at evaluations
+
+
+@given(st.lists(st.tuples(st.sampled_from(["A", "B", "C", None]), st.sampled_from("ABC")), min_size=1, max_size=9))
+def test_label_of_all_is_found_in_spacys_scores(pairs):
+    """Annotated and predicted labels. None: a text without annotation, for which nothing is right."""
+    vocab, examples = spacy.blank("xx").vocab, []
+    for annotated, predicted in pairs:
+        docs = [Doc(vocab, words=["a"]) for _ in range(2)]
+        for doc, label in zip(docs, (predicted, annotated)):
+            doc.cats = {one: float(one == label) for one in "ABC"} if label else {}
+        examples.append(Example(*docs))
+    scores = Scorer.score_cats(examples, "cats", labels=["A", "B", "C"], multi_label=False)
+    said, right = {label for _, label in pairs}, sum(one == other for one, other in pairs)
+    is_told = len(said) == 1 and 0 < right < len(pairs)
+    # One rounding each: of a share, and of spaCy's, to whose denominator it adds 1e-100.
+    assert label_of_all(scores) == ((*said, pytest.approx(right / len(pairs), rel=1e-15)) if is_told else None)
+
+
+@pytest.mark.parametrize(
+    ("component", "kept", "is_told"),
+    [
+        ("textcat", slice(None), True),
+        ("textcat", slice(0, None, 2), False),  # all texts have one category
+        ("textcat", slice(1, None, 2), False),
+        ("textcat_multilabel", slice(None), False),
+        ("ner", slice(None), False),
+    ],
+)
+def test_training_tells_once_of_one_label_for_all(component, kept, is_told, tmp_path):
+    """With a rate that learns nothing, in a training that goes on; not at step 0, which each training begins with."""
+    log = tmp_path / "log.jsonl"
+    logger = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(log)}
+    dev = texts("dev", [True] * 8)[kept]
+    told = run(component, texts("train", [True] * 6), dev, max_steps=4, optimizer={"learn_rate": 1e-12}, logger=logger)
+    found = [one for one in told if "gives each text of [corpora.dev] the category" in one]
+    lines = [(line["step"], line["one_label"]) for line in srsly.read_jsonl(log) if "one_label" in line]
+    assert len(found) == len(lines) == is_told
+    if is_told:
+        [(step, label)] = lines
+        assert step == 1 and f"'textcat' gives each text of [corpora.dev] the category {label} at step 1" in found[0]
+        assert "right for 50.0% of them" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("components", "told"),
+    [
+        (["textcat"], "textcat"),
+        (["textcat_multilabel", "textcat"], "textcat"),
+        (["textcat", "textcat_multilabel"], None),  # whose scores these are
+        (["textcat_multilabel"], None),  # it may say nothing of a text
+        (["ner"], None),
+    ],
+)
+def test_one_label_is_told_of_the_component_whose_scores_these_are(components, told):
+    nlp = spacy.blank("xx")
+    for name in components:
+        nlp.add_pipe(name)
+    scores = {"cats_micro_p": 0.9, "cats_f_per_type": {"A": {"p": 0.9, "r": 1.0}, "B": {"p": 0.0, "r": 0.0}}}
+    event = SimpleNamespace(step=1, scores=scores, run=SimpleNamespace(nlp=nlp))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        OneLabelCheck().on_evaluate(event, None)
+    found = [str(one.message) for one in caught]
+    assert (
+        found == []
+        if told is None
+        else found[0].startswith(f"'{told}' gives each text of [corpora.dev] the category A")
+    )

@@ -11,11 +11,12 @@ from confection import Config
 from spacy.language import Language
 from spacy.training import Example
 
-from ..addons.recipes import Plan, Setting, make_config_from, plan_for
+from ..addons.recipes import Plan, make_config_from, plan_for
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.kinds import survey
 from ..core.words import count, listed
+from ..loop.data_check import Corpus
 from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
 from ._new_config import (
@@ -23,10 +24,12 @@ from ._new_config import (
     Wish,
     command_to_train,
     convert,
+    doubts_of,
     evaluation,
     load_pipeline,
     output_for,
     paths_of,
+    read_dev,
     read_texts,
     split_off,
     taught_settings,
@@ -50,6 +53,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     train = paths["train"]
     if wish.split is not None:
         paths |= split_off(paths, wish)
+        examples = _read(nlp, paths["train"])
     given = {"old": wish.old, "old_dev": wish.old_dev}
     all_olds = {name: None if file is None else str(file) for name, file in given.items()}
     converted += convert(all_olds, nlp, wish)
@@ -65,10 +69,11 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
         config = make_config_from(nlp, wish.source, plan)
         config["paths"] |= {**paths, **olds}
         text, told, warned = write(config, path, wish, taught=_taught(plan, olds, config, output))
-    dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, paths["dev"], "dev_corpus"))
+    dev = read_dev(paths, str(nlp.lang), like=nlp)
     lines = [
         *converted,
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan)}",
+        *found.lines(),
         f"Chose {_chosen(nlp, plan, wish.source)} {told}",
         evaluation(paths, wish, dev, output),
     ]
@@ -80,11 +85,12 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
             f"learned: use {output}/model-last."
         )
     warnings = _warnings(plan, wish) + _left_out(nlp) + warned
+    warnings += doubts_of(text, path, Corpus("corpora.train", examples), dev)
     return NewConfig(text, lines, warnings, command_to_train(path, output, paths))
 
 
-def _read(nlp: Language, path: str | None, setting: Setting = "train_corpus") -> list[Example]:
-    return read_texts({"train": path, "dev": path}, str(nlp.lang), setting, like=nlp)
+def _read(nlp: Language, path: str | None) -> list[Example]:
+    return read_texts({"train": path, "dev": None}, str(nlp.lang), like=nlp)
 
 
 def _taught(plan: Plan, olds: Mapping[str, str], config: Config, output: str) -> dict[str, dict[str, Any]]:

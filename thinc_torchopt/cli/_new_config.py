@@ -38,10 +38,10 @@ from ..core.host_errors import plain_errors
 from ..core.kinds import Annotations, OfSpans, survey
 from ..core.readers import Misaligned
 from ..core.words import count, listed, plain
-from ..loop.data_check import Corpus
+from ..loop.data_check import Corpus, Facts
 from ..loop.filling import components_of, counterpart
-from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
+from ..loop.training_check import check
 from ._texts import as_binary, is_binary
 
 # Texts of a teacher for each annotated one, unless --share says another number.
@@ -97,6 +97,14 @@ class NewConfig:
     command: list[str]
     title: str = "Saved config"
 
+    @property
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """The commands to type next, with titles. `explain` takes the options of `train`."""
+        look = "To check it and see what it will do:"
+        if self.command[0] != "train":
+            return [(look, self.command)]
+        return [(look, ["torchopt", "explain", *self.command[1:]]), ("To train:", self.command)]
+
 
 def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     """Make a config from the texts that the command line names.
@@ -116,7 +124,8 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         _keep_only(wish.pipeline, choice, train)
     taught = Taught()
     if wish.teacher is not None:
-        taught = taught_by(wish.teacher, choice, found, _read_dev(paths, lang), wish, output)
+        dev = read_dev(paths, lang)
+        taught = taught_by(wish.teacher, choice, found, None if dev is None else dev.annotations, wish, output)
         if wish.texts is not None:
             _count_texts(taught, blank_pipeline(lang, paths), found.texts, wish)
     if wish.split is not None:
@@ -129,7 +138,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         if wish.teacher is not None:
             config["paths"] |= {"teacher": wish.teacher, "texts": None if wish.texts is None else str(wish.texts)}
         text, told, warned = write(config, path, wish, taught=taught.readers, more=taught.share)
-    dev = _read_dev(paths, lang)
+    dev = read_dev(paths, lang)
     by, by_hand = "", ""
     if wish.teacher is not None:
         by = f" {wish.teacher} teaches {listed(taught.readers['corpora.train']['components'])}{_with_texts(wish)}."
@@ -142,17 +151,14 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
         + _listed([component.found for component in choice.components])
         + ".",
+        *found.lines(),
         f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
         f"{_hardware(wish, config)}.{by} {told}",
         evaluation(paths, wish, dev, output) + by_hand,
     ]
     warnings = [f"Left out: {one}." for one in choice.left_out]
     warnings += notes_on(choice, found) + notes_on_language(lang, examples)
-    warnings += taught.doubts + warned
-    with plain_errors(path=path):
-        nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
-    nothing_frozen: dict[str, Any] = {"training": {"frozen_components": []}}
-    warnings += doubts_of_labels(nlp, nothing_frozen, Corpus("corpora.train", examples), [])
+    warnings += taught.doubts + warned + doubts_of(text, path, Corpus("corpora.train", examples), dev)
     return NewConfig(text, lines, warnings, command_to_train(path, output, paths, gpu=wish.gpu))
 
 
@@ -395,10 +401,11 @@ def _read(paths: Mapping[str, str | None], lang: str | None) -> tuple[list[Examp
     return examples, next(iter(said)) if len(said) == 1 else "xx"
 
 
-def _read_dev(paths: Mapping[str, str | None], lang: str) -> Annotations | None:
+def read_dev(paths: Mapping[str, str | None], lang: str, *, like: Language | None = None) -> Corpus | None:
+    """Read the texts to evaluate on. None: there are none."""
     if paths["dev"] is None:
         return None
-    return survey(example.reference for example in read_texts(paths, lang, "dev_corpus"))
+    return Corpus("corpora.dev", read_texts(paths, lang, "dev_corpus", like=like))
 
 
 def _as_given(file: Path, given: Path) -> str:
@@ -478,6 +485,18 @@ def write(
     return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{end}{f' {products}' if products else ''}", warned
 
 
+def doubts_of(text: str, path: Path, train: Corpus, dev: Corpus | None) -> list[str]:
+    """The findings of `explain` in the texts of a config. path (Path): The config's, for errors."""
+    raw = Config().from_str(text, interpolate=False)
+    with plain_errors(path=path):
+        nlp = util.load_model_from_config(raw, auto_fill=True)
+        config = nlp.config.interpolate()
+    sourced = list(util.get_sourced_components(raw))
+    with show_activity("Looking at the texts"):
+        found = check(Facts(nlp, config, train, dev, sourced, is_initialized=False))
+    return [f"{'' if one.kind == 'doubt' else 'The training would stop: '}{one.text}" for one in found]
+
+
 def _loggers(log_path: Path | None, recipes: Sequence[Recipe]) -> dict[str, Any]:
     """spaCy's table with its bar, and the log. The bar shows the whole training, if a recipe sets its end."""
     bar = "train" if Recipe.best in recipes else "eval"
@@ -513,15 +532,15 @@ def command_to_train(path: Path, output: str, paths: Mapping[str, str | None], *
 # ---------------------------------------------------------------------- texts to evaluate on
 
 
-def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | None, output: str) -> str:
+def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Corpus | None, output: str) -> str:
     """The texts to evaluate on, and where the log will be, in words."""
     if dev is None:
         return (
             "There are no texts to evaluate on, which the training needs: give it --paths.dev dev.spacy. Or let init "
             "set some of the texts aside: --split 0.2."
         )
-    told = f"Evaluates on {count(dev.texts, 'text')} of {paths['dev']}"
+    told = f"Evaluates on {count(len(dev.examples), 'text')} of {paths['dev']}"
     if wish.split is not None:
         told += f", {wish.split:.0%} of the texts, drawn at random; the others are in {paths['train']}"
     log = wish.overrides.get("training.logger.logger2.path", wish.log_path or f"{output}/log.jsonl")
-    return f"{told}. Logs each step to {log}."
+    return " ".join([f"{told}.", *dev.annotations.lines(), f"Logs each step to {log}."])

@@ -13,7 +13,7 @@ from spacy.tokens import Doc, DocBin
 from ..addons.recipes import blank_pipeline
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
-from ..core.readers import Misaligned, read_docs
+from ..core.readers import Misaligned, Told, read_docs
 from ..core.state import replacing
 from ..loop.progress_bars import show_activity
 
@@ -39,7 +39,7 @@ def as_binary(nlp: Language, path: str, misaligned: Misaligned) -> tuple[str, li
         return path, []
     output = _FOLDER / f"{Path(path).name.partition('.')[0]}.spacy"
     told = convert_texts(nlp, Path(path), output, misaligned)
-    return str(output), [f"Converted {path} to {output}.", *told]
+    return str(output), [f"Converted {path} to {output}.", *told.lines()]
 
 
 def convert_overrides(config_path: Path, overrides: dict[str, Any]) -> list[str]:
@@ -58,11 +58,11 @@ def convert_overrides(config_path: Path, overrides: dict[str, Any]) -> list[str]
     return told
 
 
-def convert_texts(nlp: Language, path: Path, output: Path, misaligned: Misaligned, *, force: bool = False) -> list[str]:
+def convert_texts(nlp: Language, path: Path, output: Path, misaligned: Misaligned, *, force: bool = False) -> Told:
     """Write the texts of a file of any known form in spaCy's binary format.
 
     force (bool): Also over a file that was not converted from there.
-    RETURNS (list[str]): What was found, in words.
+    RETURNS (Told): What was found.
     RAISES (ConfigError): It can't be read or written, or another file is in the way.
     """
     with show_activity("Reading the texts"):
@@ -80,7 +80,7 @@ def convert_texts(nlp: Language, path: Path, output: Path, misaligned: Misaligne
             unfinished.write_bytes(_packed(docs))
     except OSError as error:
         raise ConfigError(f"Can't write '{output}': {error.strerror or error}. Choose another folder.") from error
-    return [*told.lines()]
+    return told
 
 
 def _packed(docs: Sequence[Doc]) -> bytes:

@@ -44,7 +44,7 @@ def convert(
         told = convert_texts(nlp, input_path, output_path, checked(misaligned), force=force)
     msg = Printer(pretty=sys.stdout.isatty())
     msg.good("Saved texts", output_path)
-    for line in told:
+    for line in (*told.lines(), *told.found.lines()):
         msg.text(line)
 
 

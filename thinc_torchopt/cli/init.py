@@ -162,8 +162,9 @@ def init(
         msg.text(line)
     for line in found.warnings:
         msg.warn(line)
-    msg.text("To train:" if output_path is None else "To check it and see what it will do:")
-    print(f"{cli_util().COMMAND} {shlex.join(found.command)}")
+    for title, command in found.commands:
+        msg.text(title)
+        print(f"{cli_util().COMMAND} {shlex.join(command)}")
 
 
 # ---------------------------------------------------------------------- a new config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 
@@ -26,6 +27,11 @@ def listed(names: Sequence[str], joined: str = "and", most: int = 5) -> str:
         shown.append(f"{len(names) - most:,} more")
     *others, last = shown or [""]
     return f"{', '.join(others)} {joined} {last}" if others else last
+
+
+def counted(labels: Counter[str], most: int = 10) -> str:
+    """The most frequent labels with their counts: "DRUG 1,105 and DOSE 12"."""
+    return listed([f"{label} {n:,}" for label, n in labels.most_common()], most=most)
 
 
 def short(value: float | None) -> str:

@@ -27,7 +27,7 @@ from ..core.config_checks import sections_of
 from ..core.errors import ConfigError
 from ..core.host import new_edit_trees
 from ..core.kinds import Annotations, Categories, Entities, Kind, OneCategory, Spans, Trees, kind_in, survey
-from ..core.words import count
+from ..core.words import count, counted, plain
 from .data_stream import batcher_of
 from .random_state import preserved_random
 
@@ -38,11 +38,16 @@ if TYPE_CHECKING:
 _MOST_WORDS = 20_000
 # A suggester is asked for texts with so many spans.
 _MOST_SPANS = 500
-_MOST_NAMED = 5
+_MOST_NAMED, _MOST_CHARACTERS = 5, 60
 # A larger share of tokens that don't align, or whose lemmas can't be learned, is worth a note.
 _MISALIGNED, _RARE_LEMMAS = 0.02, 0.25
 # A smaller share of proposed spans is. SOURCE: SPAN_LENGTH_THRESHOLD_PERCENTAGE in spacy/cli/debug_data.py.
 _PROPOSED = 0.9
+# In a corpus of fewer texts, 1% is less than one. A label in fewer texts is hardly learned.
+_LEAST_TEXTS, _LEAST_OF_LABEL = 100, 10
+# Larger shares of texts of one class, of those that stand there twice with other annotations, and of those that the
+# other corpus has, are worth a note. Texts of fewer words may recur by chance: "Thanks a lot!".
+_ONE_CLASS, _DIFFERENT, _IN_BOTH, _LEAST_WORDS = 0.9, 0.01, 0.01, 5
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
@@ -362,6 +367,79 @@ def _known(facts: Facts, name: str, of_train: Mapping[str, int]) -> set[str]:
         least = pipe.cfg["min_action_freq"] if name in facts.sourced else math.inf
         known |= {label for label, number in of_train.items() if number < least or label.upper() == "ROOT"}
     return known
+
+
+# ---------------------------------------------------------------------- how many are there
+
+
+def labels_too_rare(facts: Facts) -> Iterator[Found]:
+    for name, found, train in _counted(facts):
+        rare = Counter({label: n for label, n in found.in_texts.items() if n < _LEAST_OF_LABEL})
+        if rare and found.texts >= _LEAST_TEXTS:
+            yield (
+                f"Labels of '{name}' in fewer than {_LEAST_OF_LABEL} of the {train.told}: {counted(rare)}. So few are "
+                "hardly learned: annotate more, or leave such a label out."
+            )
+
+
+def labels_alike(facts: Facts) -> Iterator[Found]:
+    """Find labels that differ in capitals, spaces and hyphens alone, in one corpus or between both."""
+    for name, found, train in _counted(facts):
+        dev = Annotations() if facts.dev is None else facts.dev.annotations
+        alike: dict[str, Counter[str]] = {}
+        for label, n in (found.labels + dev.of(facts.kind(name)).labels).items():
+            alike.setdefault(label.strip().casefold().replace("_", " ").replace("-", " "), Counter())[label] = n
+        where = f"[{train.name}]" if facts.dev is None else f"[{train.name}] and [{facts.dev.name}]"
+        for same in alike.values():
+            if len(same) > 1:
+                told = f"'{name}' learns as different labels: {counted(same)} in {where}"
+                yield f"{told}. If they mean the same, write them alike."
+
+
+def one_class(facts: Facts) -> Iterator[Found]:
+    for name, found, train in _counted(facts):
+        if isinstance(facts.kind(name), OneCategory) and found.labels and found.texts >= _LEAST_TEXTS:
+            [(label, n)] = found.labels.most_common(1)
+            if n > _ONE_CLASS * found.texts:
+                yield (
+                    f"{n:,} of {found.texts:,} texts in [{train.name}] are {label}; a model that always says {label} "
+                    f"has an accuracy of {plain(n / found.texts)}. Look at the scores of each label, or add texts of "
+                    "the others."
+                )
+
+
+def _counted(facts: Facts) -> Iterator[tuple[str, Any, Corpus]]:
+    """The components with labels of texts or spans, their annotations, and the corpus, if all of it is known."""
+    train = facts.train
+    if train is None or not train.is_whole:
+        return
+    for name in facts.trained:
+        kind = facts.kind(name)
+        if kind.has_labels and not kind.is_of_each_word:
+            yield name, train.annotations.of(kind), train
+
+
+def texts_annotated_in_other_ways(facts: Facts) -> Iterator[Found]:
+    train, what = facts.train, Annotations.DIFFERENT
+    if train is None or not train.is_whole or len(train.examples) < _LEAST_TEXTS:
+        return
+    repeated = train.annotations.repeated
+    if (n := repeated.counts[what]) > _DIFFERENT * len(train.examples):
+        example = repeated.examples[what][0]
+        yield f"{what}: {n:,} of the {train.told}, such as {example}. Correct one of the two."
+
+
+def texts_in_both(facts: Facts) -> Iterator[Found]:
+    train, dev = facts.train, facts.dev
+    if train is None or dev is None or not train.is_whole or len(dev.examples) < _LEAST_TEXTS:
+        return
+    docs = [example.reference for example in dev.examples if len(example.reference) >= _LEAST_WORDS]
+    there = [text for text in (doc.text for doc in docs) if hash(text) in train.annotations.seen]
+    if len(there) > _IN_BOTH * len(dev.examples):
+        yield (
+            f"{len(there):,} of the {dev.told} stand in [{train.name}], too, such as "
+            f"{there[0][:_MOST_CHARACTERS]!r}: the score is too good. Leave them out of one of the two."
+        )
 
 
 # ---------------------------------------------------------------------- can annotations be learned

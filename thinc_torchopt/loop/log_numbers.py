@@ -20,6 +20,7 @@ If there is something to report:
 - `controller`: firings of rules since the last step. `fired`: their number by rule since the last
         evaluation.
 - `epsilon`, and `privacy` with both accountants' values: of a private training, at an evaluation.
+- `one_label`: the category that a classifier gave all texts of the development data, once; see training_check.py.
 - `log_now`: a listener asked to log this step.
 """
 

@@ -61,7 +61,7 @@ from .rollback import Rollback
 from .run_ops import RunOps
 from .saved_models import SavedModels
 from .signals import RunCooldown
-from .training_check import GradientCheck, TrainingCheck
+from .training_check import GradientCheck, OneLabelCheck, TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
@@ -189,7 +189,7 @@ class Run:
             self._open_data(batches_of_kept(iter(train_data)))
             self._join(listeners)
             if end is not None:
-                self._add(GradientCheck())
+                self._add(GradientCheck(), OneLabelCheck())
             self._is_ready = self.checkpoints is not None and self.checkpoints.open(
                 self.progress, self._dropouts, self._listeners
             )

@@ -1,4 +1,4 @@
-"""The checks of a training before its first step: one list, for `spacy train` and for `explain`. And one during it.
+"""The checks of a training before its first step: one list, for `spacy train` and for `explain`. And two during it.
 
 Nothing is read twice that can't be read twice. The training data is what the loop will draw from, read a little earlier
 than spaCy would. The development data is read now if spaCy's own reader reads it from files, and the first evaluation
@@ -21,7 +21,7 @@ from spacy.training.loop import create_evaluation_callback
 
 from ..core.errors import ConfigError, PipelineWarning
 from ..core.hooks import resumed_components
-from ..core.kinds import kind_in
+from ..core.kinds import Categories, OneCategory, kind_in
 from ..core.optimizer import TorchOptimizer
 from ..core.params import Param, escape, in_order
 from ..core.read_once import ReadOnce, can_be_kept, dev_reader_of
@@ -31,7 +31,7 @@ from . import data_check as data
 from . import schedule_check as settings
 from .components import is_trained
 from .data_check import Corpus, Facts, Finding, Found
-from .events import Control, EpochBegin, EpochEnd, Evaluate, OptimizerStep, PreOptimizerStep, StepBegin, TrainEnd
+from .events import Control, EpochBegin, EpochEnd, Evaluate, Log, OptimizerStep, PreOptimizerStep, StepBegin, TrainEnd
 from .label_conflicts import doubts_of_labels
 from .processes import Scores
 from .random_state import preserved_random
@@ -67,6 +67,11 @@ OF_TEXTS: Final[Sequence[Check]] = (
     data.entities_of_white_space,
     data.lemmas_too_rare,
     data.categories_of_another_kind,
+    data.labels_too_rare,
+    data.labels_alike,
+    data.one_class,
+    data.texts_annotated_in_other_ways,
+    data.texts_in_both,
 )
 CHECKS: Final[Sequence[Check]] = (
     *OF_TEXTS,
@@ -345,3 +350,57 @@ def _owner(param: Param) -> str:
     """The only component that has a param, as in its names. Empty: several have it."""
     component = param.component
     return component if all(alias.partition("/")[0] == component for alias in param.aliases) else ""
+
+
+# ---------------------------------------------------------------------- at evaluations
+
+
+class OneLabelCheck:
+    """The check of the scores of one run. A listener. It warns, once, of a classifier that gives all texts the same
+    label, if some texts have another.
+
+    Not at step 0, when nothing is learned yet.
+    """
+
+    name = "one label check"
+
+    def __init__(self) -> None:
+        self._is_told = False
+        self._label: str | None = None  # for the log of this step
+
+    def on_evaluate(self, event: Evaluate, control: Control) -> None:
+        found = None if self._is_told or not event.step else label_of_all(event.scores)
+        nlp = event.run.nlp
+        # Several classifiers write the same scores: these are of the last one.
+        names = [name for name in nlp.pipe_names if isinstance(kind_in(nlp, name), Categories)] if found else []
+        if found is None or not names or not isinstance(kind_in(nlp, names[-1]), OneCategory):
+            return
+        self._is_told, (self._label, share) = True, found
+        warnings.warn(
+            PipelineWarning(
+                f"'{names[-1]}' gives each text of [{nlp.config['training']['dev_corpus']}] the category {found[0]} at "
+                f"step {event.step:,}, which is right for {share:.1%} of them. If it still does at the end, it has "
+                "learned nothing else: add texts of the others, or train longer."
+            ),
+            stacklevel=5,
+        )
+
+    def on_log(self, event: Log, control: Control) -> None:
+        if self._label is not None:
+            event.info["one_label"], self._label = self._label, None
+
+
+def label_of_all(scores: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The category that a classifier gives all texts, and the share of texts that have it. None: it gives several, or
+    all texts have this one, or none has.
+
+    For one category a text, of scores alone. All texts with this category have got it, none with another was right;
+    and the precision of all that was said is that of this category, so nothing else was said.
+    SOURCE: spacy/scorer.py, `score_cats`.
+    """
+    by_label = scores.get("cats_f_per_type")
+    right = {label: one for label, one in by_label.items() if one["r"]} if isinstance(by_label, Mapping) else {}
+    if len(right) != 1:
+        return None
+    [(label, one)] = right.items()
+    return (label, one["p"]) if one["r"] == 1 > one["p"] == scores.get("cats_micro_p") else None

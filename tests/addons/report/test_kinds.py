@@ -4,6 +4,7 @@ Texts are annotated at random, and so are the predictions, in tokens of their ow
 """
 
 import random
+import re
 
 import pytest
 import spacy
@@ -13,7 +14,7 @@ from spacy.util import filter_spans
 
 from thinc_torchopt.addons.report.errors import compare_examples
 from thinc_torchopt.addons.report.figures import draw
-from thinc_torchopt.addons.report.kinds import kinds_of
+from thinc_torchopt.addons.report.kinds import kinds_of, sentences
 from thinc_torchopt.addons.report.labels import prf, table_of
 
 TAGS, DEPS, LABELS = ("NN", "VB", "DT"), ("nsubj", "Obj", "punct", "det"), ("PER", "LOC")
@@ -164,6 +165,62 @@ def test_table_of_each_kind_adds_up_to_spacys_score(nlp, seed, n, leaves_open):
             row = table.rows.get(label)
             expected = (values["p"], values["r"], values["f"])
             assert (row and (row.p, row.r, row.f)) == (row and approx(expected)) and (row or not any(expected)), label
+        assert [*map(int, re.findall(r"(\d+) of 100", one.told))] == [*map(of_100, shares_of(one, score))], one.told
+
+
+def shares_of(one, score):
+    """The shares that a sentence is about, counted once more."""
+    recall, precision = (one.right.total() / (counts.total() or 1) for counts in (one.annotated, one.predicted))
+    if one.kind in ("tag", "pos", "lemma", "morph"):
+        shares = [score[f"{one.kind}_acc"]]
+        total = prf(one.annotated.total(), one.predicted.total(), one.right.total())
+        assert one.kind == "morph" or shares == [approx(total[2])]
+    elif one.kind == "dep":
+        shares = [score["dep_uas"], score["dep_las"]]
+    else:
+        shares = [precision] if one.components[0] in ("textcat", "second_textcat") else [recall, precision]
+    return [share for share in shares if share is not None]
+
+
+def of_100(share):
+    """Rounded, but only none are 0 and only all are 100."""
+    return 0 if share == 0 else 100 if share == 1 else min(99, max(1, round(100 * share)))
+
+
+def prf_of(key, p, r):
+    return {f"{key}_f": 0.5, f"{key}_p": p, f"{key}_r": r}
+
+
+FOUND = "Finds {} of 100 {}; {} of 100 that it names are right."
+WORDS_ARE_RIGHT = {"tag": "tag", "pos": "part of speech", "morph": "morphology", "lemma": "lemma"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "factories", "said"),
+    [
+        (prf_of("ents", 0.72, 0.66), [], [FOUND.format(66, "entities", 72)]),
+        (prf_of("ents", 0.72, 0.66) | {"ents_per_type": {"DRUG": {}}}, [], [FOUND.format(66, "DRUG", 72)]),
+        (prf_of("spans_a b", 0.001, 0.9999), [], [FOUND.format(99, "spans in 'a b'", 1)]),
+        (prf_of("cats_micro", 1.0, 1.0), ["textcat"], ["100 of 100 texts get the right category."]),
+        (prf_of("cats_micro", 0.5, 0.0), ["textcat_multilabel"], [FOUND.format(0, "categories", 50)]),
+        (
+            {f"{key}_acc": 0.93 for key in (*WORDS_ARE_RIGHT, "token")} | {"morph_micro_f": 0.2},
+            ["tagger"],
+            [f"93 of 100 words get the right {name}." for name in WORDS_ARE_RIGHT.values()],
+        ),
+        (
+            {"dep_uas": 0.91, "dep_las": 0.886} | prf_of("sents", 0.1, 0.3),
+            ["parser"],
+            [
+                "91 of 100 words get the right head; 89 of 100 the right label, too.",
+                FOUND.format(30, "sentences", 10),
+            ],
+        ),
+        (prf_of("ents", None, None) | {"speed": 1.0, "token_f": 1.0, "dep_las": 0.5}, [], []),
+    ],
+)
+def test_sentences_of_scores(scores, factories, said):
+    assert [*sentences(scores, factories)] == said
 
 
 def test_errors_of_each_kind_are_those_of_spacys_score(nlp):

@@ -342,6 +342,8 @@ def test_report_finds_what_happened(tmp_path):
             line["last_rollback"] = [12, 5]
         if step >= 8:
             line["last_resume"] = 8
+        if step == 7:
+            line["one_label"] = "OTHER"
     run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
     assert sorted(events(run)) == sorted(
         [
@@ -351,6 +353,7 @@ def test_report_finds_what_happened(tmp_path):
             ("rates written by others", 3, ""),
             ("went back", 12, "to the checkpoint of step 5"),
             ("resumed", 8, ""),
+            ("one label for all texts", 7, "OTHER"),
         ]
         + [("checkpoint saved", step, "") for step in (5, 10, 15)]
     )
@@ -687,7 +690,12 @@ def report(*args, check=True):
 def test_report_command(tmp_path):
     log, output = write(tmp_path / "log.jsonl", rows(12)), tmp_path / "report.html"
     run = report(log, *(["--output", output] if compat.has_matplotlib else []))
-    assert run.stdout.splitlines()[0].split()[:2] == ["run", "best"] and output.is_file() == compat.has_matplotlib
+    *told, head = run.stdout.splitlines()[:3]
+    assert told == [
+        "Finds 20 of 100 entities; 10 of 100 that it names are right.", "25 of 100 words get the right tag."
+    ]  # fmt: skip
+    assert head.split()[0] == "run" and output.is_file() == compat.has_matplotlib
+    assert not output.is_file() or all(f"<p>{line}</p>" in output.read_text() for line in told)
 
 
 @needs_matplotlib
@@ -707,12 +715,28 @@ def test_report_does_not_overwrite_what_it_reads(tmp_path):
 def test_report_prints_a_summary(tmp_path):
     logs = [write(tmp_path / "a" / "log.jsonl", rows(12), "{"), write(tmp_path / "b" / "log.jsonl", rows(7))]
     lines = report(*logs).stdout.splitlines()
-    assert lines[2].split()[:5] == ["a", "0.9167", "at", "step", "10"] and lines[3].split()[0] == "b"
+    assert lines[0].split() == ["run", "a", "b"]
+    assert lines[2].split()[:6] == ["best", "score", "0.9167", "at", "step", "10"]
     assert any(line.startswith("Note: log.jsonl ends in half a line") for line in lines)
     assert json.loads(report(*logs, "--json").stdout) == [summarize(run) for run in read_runs(logs)]
     found = report(write(tmp_path / "no.jsonl", [{"text": "a corpus"}]), "--json", check=False)
     assert found.returncode == 1 and not found.stdout
     assert found.stderr.startswith("Error: Can't read the training log")
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_report_table_fits_80_columns(tmp_path, n):
+    """Each run is a column, with all that is known of it; as many side by side as fit."""
+    found = read_report(*(write(tmp_path / f"a run with number {i}" / "log.jsonl", rows(12 + i)) for i in range(n)))
+    lines = repr(found).partition("\nScores are")[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(" ".join(lines).split())
+    for run in found.runs:
+        assert words.count(run.label) == 1 and all(fact.value in words for fact in facts_of(run))
+    tops = [line for line in lines if line.startswith("run ")]
+    assert len(tops) == -(-n // max(line.count("a run with") or 1 for line in tops)) and bool(found.sentences) is (
+        n == 1
+    )
 
 
 def test_report_without_matplotlib(tmp_path, monkeypatch):
@@ -788,7 +812,8 @@ def test_report_shows_itself_in_a_notebook(tmp_path):
 def test_report_prints_as_the_command_does(tmp_path):
     log = write(tmp_path / "log.jsonl", rows(3), end='{"step"')
     printed = repr(read_report(log))
-    assert printed.startswith("run ") and "last step" in printed and "Note: log.jsonl ends in half a line" in printed
+    assert printed.startswith("Finds 20 of 100 entities") and "\nrun " in printed and "last step" in printed
+    assert "Note: log.jsonl ends in half a line" in printed
     scores = {f"L{i:02}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(40)}
     trained = Trained([], {}, {"ents_per_type": scores})
     printed = repr(Report(read_runs([log]), trained))

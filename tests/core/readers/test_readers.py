@@ -147,7 +147,7 @@ def test_readers_keep_characters_and_labels(write, encoding, tmp_path_factory, c
     docs, told = read_docs(nlp, path)
     found = [(doc.text, [(ent.start_char, ent.end_char, ent.label_) for ent in doc.ents]) for doc in docs]
     assert found == texts and told.texts == told.annotated == len(texts)
-    assert not told.counts and all(doc.has_annotation("ENT_IOB") for doc in docs)
+    assert not told.misfits.counts and all(doc.has_annotation("ENT_IOB") for doc in docs)
 
 
 def iob2(words, ents):
@@ -270,7 +270,7 @@ def read(tmp_path, content, name="texts", **settings):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
     docs, told = read_docs(NLP, path, **settings)
-    return docs, list(told.lines())
+    return docs, [*told.lines(), *told.found.lines()]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_readers_of_folders_and_archives(tmp_path):
         docs, told = read_docs(NLP, path)
         assert [doc.text for doc in docs] == ["Anna flew\r\nto Oslo.", "Anna flew to Oslo.", "No."]
         assert [(ent.text, ent.label_) for ent in docs[0].ents] == [("Anna", "PER"), ("Oslo", "GPE")]
-        assert told.counts == {"Files of no known form": 1}
+        assert told.misfits.counts == {"Files of no known form": 1}
         assert set(told.unused) == {"entities in several parts", "lines that begin with R"}
     docs, _ = read_docs(NLP, folder / "a.ann")
     assert len(docs) == 1 and not (tmp_path.parent / "a.txt").exists()

@@ -365,7 +365,8 @@ def _read_corpora(told: Description, nlp: Language, config: Mapping[str, Any]) -
         train, dev = _read(told, nlp, config, "train_corpus", limit), _read(told, nlp, config, "dev_corpus", None)
     for corpus in (train, dev):
         if corpus is not None:
-            told.checked.append(f"{corpus.told} with {corpus.words:,} words.")
+            lines = [f"{corpus.told} with {corpus.words:,} words.", *corpus.annotations.lines()]
+            told.checked.append(" ".join(lines))
     return train, dev
 
 

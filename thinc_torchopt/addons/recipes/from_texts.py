@@ -190,7 +190,8 @@ def notes_on(choice: Choice, found: Annotations) -> list[str]:
     notes = []
     for component in choice.components:
         kind, of_kind = component.kind, found.of(component.kind)
-        if of_kind.texts < found.texts:
+        # Of one category for each text, the check before a training tells it.
+        if of_kind.texts < found.texts and not isinstance(kind, kinds.OneCategory):
             rest = found.texts - of_kind.texts
             nothing = f"it takes them as texts without {kind.in_words}"
             how = nothing if kind.is_nothing_without else "it learns nothing there"

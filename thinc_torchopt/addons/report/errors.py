@@ -79,7 +79,7 @@ class KindOfErrors:
     annotated, predicted, right (Counter): By row of the table of labels.
     auc (dict): Of categories, by label.
     wrong (int): All errors. n_passages (int): The passages that have them.
-    worst (list[Passage]): The worst ones first.
+    worst (list[Passage]): The worst ones first. told (str): How good it is, in a sentence.
     """
 
     kind: str
@@ -92,6 +92,7 @@ class KindOfErrors:
     wrong: int = 0
     n_passages: int = 0
     worst: list[Passage] = field(default_factory=list)
+    told: str = ""
 
     @property
     def name(self) -> str:
@@ -166,8 +167,10 @@ def compare_examples(nlp: Language, examples: Sequence[Example], name: str) -> C
     keys = Counter(kind.key for kind, _ in kinds)
     for kind, components in kinds:
         errors = KindOfErrors(kind.key, components, keys[kind.key] > 1)
+        of_component = scores.get(components[0], {})
+        errors.told = kind.told(of_component)
         if isinstance(kind, Categories):
-            errors.auc = scores.get(components[0], {}).get("cats_auc_per_type", {})
+            errors.auc = of_component.get("cats_auc_per_type", {})
         _find_worst(errors, kind, examples)
         if errors.annotated or errors.wrong:
             found.kinds.append(errors)

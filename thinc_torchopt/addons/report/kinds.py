@@ -7,7 +7,9 @@ that was not found is missed, an arc of a word that is none is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy
@@ -17,6 +19,11 @@ from spacy.pipeline import MultiLabel_TextCategorizer, SpanFinder, TextCategoriz
 from spacy.tokens import Doc, Span, Token
 from spacy.training import Example
 
+from .labels import shown, title_of
+from .log_file import number
+
+# The scores of a kind that a sentence is about, by its key.
+_SCORED = re.compile(r"(ents|sents|spans_.+|cats|tag|pos|morph|lemma|dep)_(?:micro_f|f|acc|las)")
 # spaCy's scorer of trees leaves them out.
 _NO_DEPS = ("p", "punct")
 # The row of arcs of words that are not those of the annotated text: spaCy counts them in its total alone.
@@ -55,6 +62,9 @@ class Kind:
     """
 
     is_of_tokens: ClassVar[bool] = False
+    # How good it is: a sentence, and the scores in it.
+    _sentence = "Finds {} {what}; {} that it names are right."
+    _in_sentence: Sequence[str] = ("r", "p")
 
     def __init__(self, key: str):
         self.key = key
@@ -67,9 +77,28 @@ class Kind:
         """Items as the table of labels counts them. annotated (Items): Of the same text."""
         return items
 
+    def told(self, scores: Mapping[str, Any]) -> str:
+        """How many predictions are right, in a sentence. scores (Mapping): spaCy's. Empty: this is not in them."""
+        found = [number(scores.get(f"{self.key}_{name}")) for name in self._in_sentence]
+        if any(map(math.isnan, found)):
+            return ""
+        return self._sentence.format(*map(_of_100, found), what=self._what(scores.get(f"{self.key}_per_type")))
+
+    def _what(self, of_labels: Any) -> str:
+        """The predictions in words. of_labels (dict): The scores of each label, if there are some."""
+        if isinstance(of_labels, Mapping) and len(of_labels) == 1:
+            return shown(*of_labels)
+        title = title_of(self.key)
+        return title[:1].lower() + title[1:]
+
     def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
         """Annotate a text otherwise. old, new (Sequence[Item]): What goes, and what comes in its place."""
         raise NotImplementedError
+
+
+def _of_100(share: float) -> str:
+    """A share in words: "66 of 100". Only all are 100, and only none are 0."""
+    return f"{max(min(round(100 * share), 99 + (share == 1)), share > 0):d} of 100"
 
 
 # ---------------------------------------------------------------------- of tokens
@@ -79,6 +108,11 @@ class TokenLabels(Kind):
     """Tags, parts of speech, or lemmas. SOURCE: spacy/scorer.py, `score_token_attr`."""
 
     is_of_tokens = True
+    _sentence = "{} words get the right {what}."
+    _in_sentence = ("acc",)
+
+    def _what(self, of_labels: Any) -> str:
+        return {"pos": "part of speech", "morph": "morphology"}.get(self.key, self.key)
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         annotated = {
@@ -131,6 +165,8 @@ class Trees(Kind):
     """
 
     is_of_tokens = True
+    _sentence = "{} words get the right head; {} the right label, too."
+    _in_sentence = ("uas", "las")
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         reference = example.reference
@@ -260,6 +296,9 @@ class Categories(Kind):
     def __init__(self, key: str, labels: Sequence[str], threshold: float | None):
         super().__init__(key)
         self._labels, self._threshold = labels, threshold
+        self._in_sentence = ("micro_r", "micro_p")
+        if threshold is None:  # both are the same
+            self._in_sentence, self._sentence = ("micro_p",), "{} texts get the right category."
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         annotated, scores = self.values(example)
@@ -300,6 +339,17 @@ def kinds_of(nlp: Language, examples: Sequence[Example]) -> list[tuple[Kind, lis
                 same = (type(kind), kind.key, name if isinstance(kind, Categories) else getattr(kind, "_label", None))
                 found.setdefault(same, (kind, []))[1].append(name)
     return list(found.values())
+
+
+def sentences(scores: Mapping[str, Any], factories: Collection[str]) -> Iterator[str]:
+    """How good a pipeline is, in a sentence for each kind that scores are of. factories: Of its components."""
+    keys = [found[1] for name in scores if (found := _SCORED.fullmatch(name))]
+    is_exclusive = "textcat" in factories and "textcat_multilabel" not in factories
+    for key in dict.fromkeys(keys):
+        of_tokens = Trees if key == "dep" else TokenLabels if key in ("tag", "pos", "morph", "lemma") else Kind
+        kind = Categories(key, (), None if is_exclusive else 0.5) if key == "cats" else of_tokens(key)
+        if told := kind.told(scores):
+            yield told
 
 
 def _kinds(what: str, pipe: Any, examples: Sequence[Example]) -> Iterator[Kind]:

@@ -250,12 +250,14 @@ class Trained:
     config (dict): The blocks of the config that say how, interpolated: at least "training", if it is known.
     scores (dict): Those of the saved pipeline, as meta.json has them. Empty: there is no such file.
     labels (dict): By component; of a log, the first of them when the training began.
+    factories (list[str]): Of the components, as far as they are known.
     """
 
     components: list[str]
     config: dict[str, Any]
     scores: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, list[str]] = field(default_factory=dict)
+    factories: list[str] = field(default_factory=list)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -297,7 +299,9 @@ def read_line(found: Mapping[str, Any]) -> Trained:
     components = components if isinstance(components, list) else []
     components = [one for one in components if isinstance(one, dict)]
     labels = {str(one.get("name")): _texts(one.get("labels")) for one in components}
-    return Trained(_told([one.get("name") for one in components], config), config, labels=labels)
+    factories = _texts([one.get("factory") for one in components])
+    names = [one.get("name") for one in components]
+    return Trained(_told(names, config), config, labels=labels, factories=factories)
 
 
 def read_folder(folder: Path) -> Trained:
@@ -320,7 +324,9 @@ def read_folder(folder: Path) -> Trained:
     meta = meta if isinstance(meta, dict) else {}
     kept = {name: config.get(name, {}) for name in ("paths", "corpora", "training")}
     labels = {name: [str(label) for label in found] for name, found in _block(meta, "labels").items() if found}
-    return Trained(_told(_block(config, "nlp").get("pipeline"), config), kept, _block(meta, "performance"), labels)
+    factories = _texts([_block(config["components"], name).get("factory") for name in _block(config, "components")])
+    components = _told(_block(config, "nlp").get("pipeline"), config)
+    return Trained(components, kept, _block(meta, "performance"), labels, factories)
 
 
 def _told(names: Any, config: Mapping[str, Any]) -> list[str]:

@@ -37,7 +37,7 @@ class LogFile:
 
     told (dict): Events in the lines, by (kind, content), with the step of the first line that has them. Contents:
         "checkpoint saved": its step; "went back": from and to step; "resumed": the first step; "rule": name, step,
-        action.
+        action; "one label": step, label.
     sums_of_gradients (set[str]): Components whose "loss" is not a loss.
     trained (dict | None): What the newest process says about what it trains.
     """
@@ -118,6 +118,8 @@ def _told_by(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, kind in (("last_checkpoint", "checkpoint saved"), ("last_resume", "resumed")):
         if _is_step(record.get(key)):
             yield kind, record[key]
+    if isinstance(label := record.get("one_label"), str):
+        yield "one label", (record["step"], label)
     back, rules = record.get("last_rollback"), record.get("controller")
     if isinstance(back, list) and len(back) == 2 and all(map(_is_step, back)):
         yield "went back", tuple(back)

@@ -8,7 +8,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy
 from jinja2 import Environment, PackageLoader
 
 from ...core.compat import import_figure
@@ -166,11 +165,7 @@ def _draw_all(runs: Sequence[LoggedRun]) -> Any:
 def _tables(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, headers and rows of the tables below the pictures."""
     heads = ["value"] if len(runs) == 1 else [run.label for run in runs]
-    best: list[dict[str, float]] = []
-    for run in runs:
-        at = None if run.best is None else int(numpy.searchsorted(run.steps, run.best[1]))
-        found = {} if at is None else {name: values[at] for name, values in run.columns.get("scores", {}).items()}
-        best.append({name: float(value) for name, value in found.items() if numpy.isfinite(value)})
+    best = [run.best_scores for run in runs]
     rates = [run.final_rates for run in runs]
     for title, header, columns in (
         ("All scores at the best step, from 0 to 1", "score", best),

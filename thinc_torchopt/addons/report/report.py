@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from html import escape
@@ -19,6 +19,7 @@ from ...core.tables import as_text, print_table
 from ...core.words import count
 from .errors import N_WORST, Compared, KindOfErrors, Passage, compare, load
 from .figures import draw as draw_error
+from .kinds import sentences
 from .labels import Labels, Texts, Trained, count_texts, read_folder, shown, table_of, tables_of, title_of
 from .log_file import printable
 from .page import check_output, draw, make_page
@@ -28,6 +29,8 @@ from .suspects import WHEN, Suspects, recorded_run
 
 # Labels of a kind that are printed.
 _MAX_LABELS = 30
+# Columns of a terminal.
+_WIDTH = 80
 # Rows that are shown at once, and when the rest is opened.
 _FIRST_ROWS, _MAX_ROWS = 25, 300
 _PHASES = {
@@ -89,14 +92,19 @@ class Report:
             unfinished.write_text(page, encoding="utf8")
 
     def print(self, console: Console) -> None:
-        """Print the summary of each run, the scores of labels, and what is told."""
+        """Print how good the pipeline is, the summary of each run, the scores of labels, and what is told."""
+        for line in self.sentences:
+            console.print(line, markup=False)
         facts = [facts_of(run) for run in self.runs]
-        headers = [fact.name for i, fact in enumerate(facts[0]) if any(row[i].value for row in facts)]
-        cells = [
-            [run.label, *(f"{fact.value} {fact.more}".strip() for fact in row if fact.name in headers)]
+        names = [fact.name for i, fact in enumerate(facts[0]) if any(row[i].value for row in facts)]
+        columns = [
+            [run.label, *(f"{fact.value} {fact.more}".strip() for fact in row if fact.name in names)]
             for run, row in zip(self.runs, facts)
         ]
-        print_table(console, ["run", *headers], cells, numbers=headers)
+        first = ["run", *names]
+        for block in _side_by_side(columns, _WIDTH - max(map(len, first))):
+            headers, *rows = zip(first, *block)
+            print_table(console, headers, rows, numbers=headers[1:])
         if any(run.best for run in self.runs):
             console.print("Scores are from 0 to 1, as SCORE in spaCy's table.\n")
         for table in self.labels:
@@ -133,6 +141,16 @@ class Report:
             return [table for one in self.compared.kinds if (table := table_of(one, known)).rows]
         annotated = dev.counts if dev is not None and dev.is_whole else {}
         return tables_of(self.trained.scores, known, annotated)
+
+    @property
+    def sentences(self) -> list[str]:
+        """How good the pipeline is, a sentence for each kind of annotation. Several trainings are compared instead."""
+        if self.compared is not None:
+            return [kind.told for kind in self.compared.kinds if kind.told]
+        if len(self.runs) > 1:
+            return []
+        trained = self.trained or Trained([], {})
+        return list(sentences(trained.scores or self.runs[0].best_scores, trained.factories))
 
     @property
     def told(self) -> list[str]:
@@ -210,6 +228,19 @@ def _check_same(run: LoggedRun, logged: Trained, saved: Trained, model: Any) -> 
         )
 
 
+def _side_by_side(columns: Sequence[list[str]], room: int) -> Iterator[list[list[str]]]:
+    """Divide the columns of a table, so that each part fits into a width."""
+    part, width = list[list[str]](), 0
+    for column in columns:
+        more = 2 + max(map(len, column))
+        if part and width + more > room:
+            yield part
+            part, width = [], 0
+        part.append(column)
+        width += more
+    yield part
+
+
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and not _is_nan(value)}
 
@@ -226,6 +257,7 @@ def _beside(report: Report) -> dict[str, Any]:
     compared, suspects = report.compared, report.suspects
     errors = [] if compared is None else [_errors(one, compared, i) for i, one in enumerate(compared.kinds)]
     return {
+        "sentences": report.sentences,
         "trained": _trained(report),
         "label_tables": [_label_table(one) for one in report.labels],
         "scores_are_of": _scores_are_of(report),

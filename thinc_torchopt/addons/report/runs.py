@@ -30,7 +30,7 @@ class LoggedEvent:
     """An event of a run.
 
     kind (str): "gradient spike", "update skipped", "went back", "checkpoint saved", "rates written by others",
-        "resumed"; or "rule " and its name.
+        "resumed", "one label for all texts"; or "rule " and its name.
     step (int): Its step; with `every` above 1, perhaps that of the next line.
     text (str): Details.
     """
@@ -105,6 +105,13 @@ class LoggedRun:
             if numpy.isnan(scores).all()
             else (float(numpy.nanmax(scores)), int(self.steps[numpy.nanargmax(scores)]))
         )
+
+    @property
+    def best_scores(self) -> dict[str, float]:
+        """All scores at the step of the highest one."""
+        at = None if self.best is None else int(numpy.searchsorted(self.steps, self.best[1]))
+        found = {} if at is None else {name: float(row[at]) for name, row in self.columns.get("scores", {}).items()}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     @property
     def final_rates(self) -> dict[str, float]:
@@ -339,6 +346,8 @@ def _events(
     for kind, what in log.told:
         if kind == "rule":
             yield LoggedEvent(f"rule {printable(what[0])}", what[1], printable(what[2]))
+        elif kind == "one label":
+            yield LoggedEvent("one label for all texts", what[0], printable(what[1]))
         elif kind == "went back":
             yield LoggedEvent(kind, what[0], f"to the checkpoint of step {what[1]:,}")
         else:

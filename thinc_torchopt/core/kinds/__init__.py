@@ -15,7 +15,7 @@ from spacy.language import Language
 from .categories import Categories, OneCategory
 from .kind import Kind, Rule
 from .spans import BareSpans, Entities, Links, OfSpans, Spans, SpansOfOneLabel
-from .survey import Annotations, survey
+from .survey import Annotations, Tally, survey
 from .words import LEAST_ACTIONS, LEAST_CHANGES, Lemmas, Morphology, Sentences, Tags, Trees
 
 # A teacher fills in trees before sentence boundaries, which follow from them.

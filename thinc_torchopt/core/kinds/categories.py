@@ -57,6 +57,7 @@ class Categories(Kind):
         super().count(doc, found)
         values = doc.cats.items()
         found.names.update(doc.cats)
+        found.in_texts.update(dict.fromkeys(doc.cats, 0))  # it knows a label that no text has
         found.denied.update(name for name, value in values if value == 0)
         if doc.cats:
             held = sum(value == 1 for _, value in values)

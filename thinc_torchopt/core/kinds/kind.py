@@ -18,17 +18,20 @@ class Found:
     texts (int): Texts that have it. words (int): Their words.
     labels (Counter[str]): How often each label occurs. Of lemmas: "=" or "form>lemma"; of sentences: "start"; of
         categories: those that hold, with 1 as value.
+    in_texts (Counter[str]): How many texts have it.
     """
 
     texts: int = 0
     words: int = 0
     labels: Counter[str] = field(default_factory=Counter)
+    in_texts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, doc: Doc, labels: Iterable[str]) -> None:
+    def add(self, doc: Doc, labels: Collection[str]) -> None:
         """Count a text that has it."""
         self.texts += 1
         self.words += len(doc)
         self.labels.update(labels)
+        self.in_texts.update(set(labels))
 
 
 class Kind:
@@ -100,7 +103,7 @@ class Kind:
         """Count the annotations of a text."""
         labels = self.in_text(doc)
         if labels is not None:
-            found.add(doc, filter(None, labels))
+            found.add(doc, [label for label in labels if label])
 
     def labels_in(self, docs: Iterable[Doc]) -> Counter[str] | None:
         """How often texts have each label, as the component has them. None: it has no labels, or this is unknown."""

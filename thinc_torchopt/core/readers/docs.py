@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from spacy.language import Language
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
 from spacy.util import filter_spans
 
-from ..kinds import Annotations, survey
+from ..kinds import Annotations, Tally, survey
 from ..words import count, listed
 from .rows import Mark, Row, spans_of
 
@@ -29,7 +29,7 @@ class Told:
 
     form (str): In words. texts, annotated (int): Those that are used, and those of them that are annotated.
     found (Annotations): Of these, counted.
-    counts (Counter): What did not fit, or was left out, by words; examples (dict): some of each.
+    misfits (Tally): What did not fit, or was left out.
     unused (Counter): Keys and columns that are not used, with the number of texts.
     """
 
@@ -37,29 +37,13 @@ class Told:
     texts: int = 0
     annotated: int = 0
     found: Annotations = field(default_factory=Annotations)
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
+    misfits: Tally = field(default_factory=Tally)
     unused: Counter[str] = field(default_factory=Counter)
 
-    def note(self, what: str, example: str = "") -> None:
-        """Count something that did not fit. example (str): It, as it stands there."""
-        self.counts[what] += 1
-        shown = self.examples.setdefault(what, [])
-        if example and len(shown) < 3:
-            shown.append(repr(example if len(example) <= 60 else f"{example[:57]}..."))
-
     def lines(self) -> Iterator[str]:
-        """It in words, a line for each thing."""
+        """It in words, a line for each thing, but for what `found` tells."""
         yield f"{count(self.texts, 'text')}, {self.annotated:,} annotated, read as {self.form}."
-        for kind in self.found.kinds:
-            labels = self.found.of(kind).labels
-            rest = f" and {len(labels) - 20:,} more" if len(labels) > 20 else ""
-            if labels:
-                most = ", ".join(f"{label} {n:,}" for label, n in labels.most_common(20))
-                yield f"{kind.in_words[:1].upper()}{kind.in_words[1:]}: {most}{rest}."
-        for what, n in self.counts.items():
-            shown = self.examples.get(what)
-            yield f"{what}: {n:,}{f' ({listed(shown)})' if shown else ''}."
+        yield from self.misfits.lines()
         if self.unused:
             yield f"Not used: {listed([f'{key} ({n:,})' for key, n in self.unused.most_common()], most=8)}."
 
@@ -80,8 +64,8 @@ def docs_of(nlp: Language, rows: Iterable[Row], told: Told, misaligned: Misalign
     are_meant = overlapping > _OVERLAPPING * sum(map(len, of_texts))
     if overlapping:
         how = f"kept, as spans for a span categorizer: doc.spans['{_KEY}']" if are_meant else "the longest stay"
-        told.counts[f"Overlapping spans ({how})"] = overlapping
-    docs, seen = [], dict[str, list[Any]]()
+        told.misfits.counts[f"Overlapping spans ({how})"] = overlapping
+    docs = []
     for row, doc, spans in made:
         if spans is not None and are_meant:
             doc.spans[_KEY] = list(dict.fromkeys(spans))
@@ -92,7 +76,6 @@ def docs_of(nlp: Language, rows: Iterable[Row], told: Told, misaligned: Misalign
         told.texts += 1
         told.annotated += row.is_annotated
         told.unused.update(set(row.unused))
-        _note_duplicates(doc, seen, told)
         docs.append(doc)
     told.found = survey(docs)
     return docs
@@ -102,7 +85,7 @@ def _is_used(row: Row, told: Told) -> bool:
     if not (row.left_out or row.words or row.text.strip()):
         row.left_out = "Empty texts"
     if row.left_out:
-        told.note(row.left_out, row.place if not row.text.strip() else row.text)
+        told.misfits.note(row.left_out, row.place if not row.text.strip() else row.text)
     return not row.left_out
 
 
@@ -123,7 +106,7 @@ def _doc(nlp: Language, row: Row, told: Told) -> Doc | None:
         example = Example.from_dict(doc, {"entities": ["-"] * len(doc), **given} if "entities" not in given else given)
         return example.reference
     except Exception as error:  # spaCy's are of many kinds
-        told.note("Texts whose annotations don't fit them", f"{row.place}: {' '.join(str(error).split())}")
+        told.misfits.note("Texts whose annotations don't fit them", f"{row.place}: {' '.join(str(error).split())}")
         return None
 
 
@@ -140,15 +123,15 @@ def _marked(row: Row, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bo
 def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bool) -> Span | None:
     text, shown = doc.text, f"{mark.start} to {mark.end}, {mark.label}"
     if not mark.label:
-        told.note("Spans without a label", shown)
+        told.misfits.note("Spans without a label", shown)
         return None
     place = _place(mark, text, is_utf16)
     if place is None:
-        told.note("Spans beyond the text", shown)
+        told.misfits.note("Spans beyond the text", shown)
         return None
     start, end = place
     if mark.text is not None and text[start:end] != mark.text:
-        told.note(
+        told.misfits.note(
             "Spans whose characters are not those that the file says", f"{mark.text!r}, found {text[start:end]!r}"
         )
         return None
@@ -157,14 +140,14 @@ def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bo
     while start < end and text[end - 1].isspace():
         end -= 1
     if start == end:
-        told.note("Spans of white space alone", shown)
+        told.misfits.note("Spans of white space alone", shown)
         return None
     span = doc.char_span(start, end, label=mark.label)
     if span is None:
         if misaligned != "drop":
             span = doc.char_span(start, end, label=mark.label, alignment_mode=misaligned)
         how = f"now {span.text}" if span is not None else "left out"
-        told.note(f"Spans that begin or end within a token ({misaligned})", f"{text[start:end]}, {how}")
+        told.misfits.note(f"Spans that begin or end within a token ({misaligned})", f"{text[start:end]}, {how}")
     return span
 
 
@@ -191,15 +174,3 @@ def _counts_in_utf16(rows: Iterable[Row]) -> bool:
                 one, other = (place is not None and row.text[slice(*place)] == mark.text for place in places)
                 in_text, in_units = in_text + one, in_units + other
     return in_units > in_text
-
-
-def _note_duplicates(doc: Doc, seen: dict[str, list[Any]], told: Told) -> None:
-    """Count texts that stand there twice, and those that are annotated in another way there."""
-    spans = sorted((span.start, span.end, span.label_) for span in [*doc.ents, *doc.spans.get(_KEY, ())])
-    annotation = [spans, sorted(doc.cats.items()), [token.tag_ for token in doc]]
-    if (before := seen.get(doc.text)) is None:
-        seen[doc.text] = annotation
-    elif before == annotation:
-        told.note("Texts that stand there twice", doc.text)
-    else:
-        told.note("Texts that stand there twice, annotated in other ways", doc.text)
