@@ -65,7 +65,7 @@ def test_project_runs_without_a_network(project, forked_steps):
     assert json.loads((folder / "metrics" / "scores.json").read_text())["ents_f"] > 0.3
     assert "<html" in (folder / "metrics" / "report.html").read_text()
     check_package(folder)
-    assert skipped == 6 - 1  # `check` has no output: it says what it says each time
+    assert skipped == 7 - 1  # `check` has no output: it says what it says each time
 
 
 @pytest.mark.slow  # two trainings, in twelve processes
