@@ -53,7 +53,7 @@ def suspects(
         found = read_suspects(folder)
         if accepted_path is not None and output_path is not None:
             n = found.replace(accepted_path, output_path)
-            console.print(f"Saved the corpus to {output_path}, with {count(n, 'text')} replaced.", markup=False)
+            console.print(f"Saved the corpus to {output_path}: {count(n, 'text')} annotated otherwise.", markup=False)
             return
         if component is not None and component not in found.components:
             raise ConfigError(

@@ -1,6 +1,7 @@
 """Annotations that may be wrong: those that a test made wrong are found, told, and can be put right."""
 
 import json
+import shutil
 
 import numpy
 import pytest
@@ -8,6 +9,7 @@ from spacy.tokens import DocBin, Span
 from spacy.training import Example
 
 from thinc_torchopt.addons.report import kinds
+from thinc_torchopt.addons.report.report import read_report
 from thinc_torchopt.addons.report.suspects import OfComponent, read_suspects
 from thinc_torchopt.core.errors import ConfigError, StateError
 from thinc_torchopt.core.readers import read_docs
@@ -15,6 +17,8 @@ from thinc_torchopt.core.record import FOLDER, Record, digest, hardness_of
 
 from ...models import toy_examples, toy_pipeline
 from ...runs import config_for, run
+
+RECORDER = {"@misc": "thinc-torchopt.Recorder.v1"}
 
 
 def units_of(hardness, hits=0, updates=10):
@@ -192,7 +196,7 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
         tmp_path,
         {**corpus, "train": tmp_path / "train.spacy"},
         steps=40,
-        training__optimizer__recorder={"@misc": "thinc-torchopt.Recorder.v1"},
+        training__optimizer__recorder=RECORDER,
     )
     run(config, tmp_path / "run")
     found = read_suspects(tmp_path / "run")
@@ -206,9 +210,7 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
     row = first.row() | {"answer": "accept"}
     assert row["tags"][1] == "VBZ"
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    # Several texts have the same words: this corpus is small.
-    same = sum(doc.text == docs[7].text for doc in docs)
-    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == same
+    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == 1  # others have the same words, and "VBZ"
     new = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert [doc[1].tag_ for doc in new] == ["VBZ"] * len(docs)
 
@@ -216,6 +218,48 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
     [note] = read_suspects(tmp_path / "run").notes
     gone, left = ({digest(Example(nlp.make_doc(doc.text), doc)) for doc in part} for part in (docs[:8], docs[8:]))
     assert note.startswith(f"tagger: {len(gone - left)} of ")
+
+
+def test_what_no_component_learns_stays_in_the_corpus(tmp_path, corpus):
+    config = config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER)
+    run(config, tmp_path / "run")
+    found = read_suspects(tmp_path / "run")
+    before = [example.reference for example in found.examples]
+    row = found.of("tagger", 1)[0].row() | {"answer": "accept"}
+    del row["heads"], row["deps"]
+    row["tags"] = ["NEW"] * len(row["words"])
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    n = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
+    after = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(found.nlp.vocab)]
+    assert n == sum(doc.text == row["text"] for doc in before) == sum(doc[0].tag_ == "NEW" for doc in after)
+    for old, new in zip(before, after):
+        assert [(t.head.i, t.dep_, t.morph) for t in old] == [(t.head.i, t.dep_, t.morph) for t in new]
+        assert (old.cats, [*map(str, old.ents)]) == (new.cats, [*map(str, new.ents)])
+
+
+def test_a_head_that_would_close_a_circle_is_not_put_there(examples):
+    doc, kind = examples[1].reference.copy(), kinds.Trees("dep")
+    before = [(token.head.i, token.dep_) for token in doc]
+    [item] = [item for item in kind.compare(Example(doc, doc))[0] if item.start == 3]
+    kind.put(doc, [item], [item._replace(head=2)])  # the word below it
+    assert [(token.head.i, token.dep_) for token in doc] == before
+    kind.put(doc, [item], [item._replace(head=3, label="root")])
+    assert (doc[3].head.i, doc[3].dep_) == (3, "ROOT")
+
+
+def test_report_of_a_corpus_that_has_moved_is_made_without_suspects(tmp_path, corpus):
+    shutil.copy(corpus["train"], tmp_path / "train.spacy")
+    config = config_for(
+        tmp_path, {**corpus, "train": tmp_path / "train.spacy"}, steps=5, training__optimizer__recorder=RECORDER
+    )
+    run(config, tmp_path / "run")
+    (tmp_path / "log.jsonl").write_text('{"step": 0, "losses": {"tagger": 2.0}}\n')
+    found = read_report(tmp_path / "log.jsonl", model=tmp_path / "run" / "model-best")
+    assert "Tags that may be wrong" in found.html()
+    (tmp_path / "train.spacy").unlink()
+    found = read_report(tmp_path / "log.jsonl", model=tmp_path / "run" / "model-best")
+    [note] = [note for note in found.runs[0].notes if note.startswith("Annotations that may be wrong are not shown.")]
+    assert "Can't read the training texts" in note
 
 
 def test_suspects_without_a_record_or_corpus_are_refused(tmp_path, corpus):

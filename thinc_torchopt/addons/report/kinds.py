@@ -193,12 +193,23 @@ class Trees(Kind):
 
     def put(self, doc: Doc, old: Sequence[Item], new: Sequence[Item]) -> None:
         heads, deps = [token.head.i for token in doc], [token.dep_ for token in doc]
+        as_written = {"root": "ROOT", **{dep.lower(): dep for dep in deps}}
         for item in new:
-            heads[item.start], deps[item.start] = item.head, item.label
+            heads[item.start], deps[item.start] = item.head, as_written.get(item.label, item.label)
+        if not _are_trees(heads):  # another word of the circle is wrong, too: nothing is changed
+            return
         offsets = [(head - i) % 2**64 for i, head in enumerate(heads)]
         rows = [[offset, doc.vocab.strings.add(dep)] for offset, dep in zip(offsets, deps)]
         values: Any = numpy.array(rows, dtype="uint64")
         doc.from_array([HEAD, DEP], values)
+
+
+def _are_trees(heads: Sequence[int]) -> bool:
+    """Whether the heads of heads end in roots, which are their own heads."""
+    tops = list(heads)
+    for _ in range(len(heads).bit_length()):
+        tops = [tops[top] for top in tops]  # twice as far up
+    return all(heads[top] == top for top in tops)
 
 
 def _place(token: Token, head: Token | None = None) -> Place:

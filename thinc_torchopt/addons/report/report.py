@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from spacy.language import Language
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, StateError
 from ...core.tables import as_text, print_table
 from ...core.words import count
 from .errors import N_WORST, Compared, KindOfErrors, Passage, compare, load
@@ -210,12 +210,16 @@ def read_report(
         if trained is not None:
             _check_same(runs[0], runs[0].trained, trained, model)
         trained = trained or runs[0].trained
-    run = None if model is None or isinstance(model, Language) else recorded_run(Path(model))
-    if model is None or (texts is None and run is None):
-        return Report(runs, trained)
-    nlp = model if isinstance(model, Language) else load(Path(model))
-    compared = None if texts is None else compare(nlp, Path(texts))
-    return Report(runs, trained, compared, None if run is None else Suspects(run, nlp))
+    report, nlp = Report(runs, trained), model if isinstance(model, Language) else None
+    if model is not None and texts is not None:
+        nlp = nlp or load(Path(str(model)))
+        report.compared = compare(nlp, Path(texts))
+    if isinstance(model, (str, Path)) and (run := recorded_run(Path(model))) is not None:
+        try:
+            report.suspects = Suspects(run, nlp or load(Path(model)))
+        except (ConfigError, StateError) as error:
+            runs[0].notes.append(f"Annotations that may be wrong are not shown. {error}")
+    return report
 
 
 def _check_same(run: LoggedRun, logged: Trained, saved: Trained, model: Any) -> None:

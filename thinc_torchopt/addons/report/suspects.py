@@ -275,10 +275,8 @@ class OfComponent:
             hits, updates = (self._by_unit(i, self._units[i][name]) for name in ("hits", "updates"))
             for item in self._annotated[i]:
                 at = self._labels.index(item.label) if isinstance(self.kind, Categories) else item.start
-                if updates[at]:
-                    found[item.label][
-                        "never" if not hits[at] else "early" if 2 * hits[at] >= updates[at] else "late"
-                    ] += 1
+                when = WHEN[0 if 2 * hits[at] >= updates[at] else 1 if hits[at] else 2]
+                found[item.label][when] += bool(updates[at])
         return found
 
 
@@ -310,8 +308,8 @@ class Suspects:
         self.record = Record.from_disk(folder)
         self.examples = _corpus_of(nlp)
         self._digests = [digest(example) for example in self.examples]
-        kinds: dict[str, Kind] = {}
-        for kind, names in kinds_of(nlp, self.examples):
+        self._kinds, kinds = kinds_of(nlp, self.examples), dict[str, Kind]()
+        for kind, names in self._kinds:
             for name in names:
                 kinds.setdefault(name, kind)
         self.components = {name: self._component(name, kinds[name]) for name in self.record.units if name in kinds}
@@ -349,17 +347,24 @@ class Suspects:
         return heapq.nlargest(most, costs.items(), key=lambda one: one[1])
 
     def replace(self, accepted: Path, path: Path) -> int:
-        """Write the corpus with the texts of a file in place of those with the same words.
+        """Write the corpus with the annotations of a file for the texts with the same words. What no component of the
+        pipeline learns stays.
 
         accepted (Path): In any form that `init` reads. path (Path): The new file, in spaCy's format.
-        RETURNS (int): The texts that were replaced.
+        RETURNS (int): The texts that have other annotations now.
         """
-        docs, _ = read_docs(self.nlp, accepted)
-        by_text = {doc.text: doc for doc in docs}
-        found = [by_text.get(example.reference.text, example.reference) for example in self.examples]
+        accepted_docs = {doc.text: doc for doc in read_docs(self.nlp, accepted)[0]}
+        docs, changed = [example.reference.copy() for example in self.examples], set()
+        for i, doc in enumerate(docs):
+            if (new := accepted_docs.get(doc.text)) is not None and len(new) == len(doc):
+                for kind, _ in self._kinds:
+                    old, items = (kind.compare(Example(one, one))[0].keys() for one in (doc, new))
+                    if items and items != old:
+                        kind.put(doc, [*(old - items)], [*(items - old)])
+                        changed.add(i)
         with replacing(path) as unfinished:
-            DocBin(docs=found, store_user_data=True).to_disk(unfinished)
-        return sum(doc is not example.reference for doc, example in zip(found, self.examples))
+            DocBin(docs=docs, store_user_data=True).to_disk(unfinished)
+        return len(changed)
 
 
 def recorded_run(model: Path) -> Path | None:
