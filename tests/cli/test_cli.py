@@ -102,7 +102,7 @@ def test_cli_is_cheap_to_import():
     run = python(code)
     names = "about cli cli._command cli._screen core core.config_checks core.errors "
     names += "core.host core.kinds core.kinds.categories core.kinds.kind core.kinds.spans "
-    names += "core.kinds.survey core.kinds.words core.launched core.near_misses core.text_files"
+    names += "core.kinds.survey core.kinds.words core.launched core.near_misses core.text_files core.words"
     assert run.stdout.strip() == f"[] {[f'thinc_torchopt.{name}' for name in names.split()]}"
 
 

@@ -39,9 +39,9 @@ def suspects(
     code_path: Optional[Path] = CODE,
 ) -> None:
     """
-    List the annotations that may be wrong: those that were hard to learn in a training. With --output they become rows
-    of JSONL, each with what may be right, as Prodigy shows them. Where "answer" is "accept", --accepted puts the row in
-    place of the text in the corpus.
+    List the annotations that may be wrong. They were hard to learn in a training that was recorded. With --output they
+    become rows of JSONL, each with what may be right, as Prodigy shows them. Where "answer" is "accept", --accepted
+    puts the annotations of the row into the corpus.
     """
     console = make_console()
     with errors_shown(as_json=False):

@@ -1,70 +1,34 @@
-"""The recorder of a run: `[training.optimizer.recorder]`."""
+"""The recorder of a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy
 from spacy.tokens import Doc
 from spacy.training import Example
 
-from ...core.attachments import Attachment
-from ...core.checks import Section
 from ...core.errors import ConfigError
 from ...core.kinds import Kind, kind_in
 from ...core.log import inform
 from ...core.params import trainable_components
 from ...core.record import Digest, Record, digest
 from ...core.state import advice_on
+from ...loop.events import Control, Evaluate, OptimizerStep, Save, StepEnd, TrainBegin
+from ...loop.run import Run
+from .settings import SECTION, Recorder
 from .signals import Signal, is_recorded, listening
 
-if TYPE_CHECKING:  # and not before a run begins: it takes torch
-    from ...loop.events import Control, Evaluate, OptimizerStep, Save, StepEnd, TrainBegin
-    from ...loop.run import Run
-
-_SECTION = Section("[training.optimizer.recorder]")
 # Texts that are named when an update is skipped, or the run goes back.
 _NAMED: Final = 3
 # Signals that may wait on a GPU until they are read.
 _WAITING: Final = 256
-
-
-@dataclass
-class Recorder(Attachment):
-    """Record how hard each annotation is for each component, in the folder of the run, for `spacy torchopt suspects`:
-    a list of those that may be wrong. Registered as `thinc-torchopt.Recorder.v1`.
-
-    It changes no number of the training.
-
-    max_tokens (int): Tokens that are kept, of all components together, in 20 bytes each. Of more, those of the hardest
-        texts are kept, and a sample.
-    RAISES (ConfigError): An argument is out of its range.
-    """
-
-    made_by: ClassVar[str] = (
-        'a block with @misc = "thinc-torchopt.Recorder.v1", or in Python the result of '
-        "thinc_torchopt.training.Recorder()"
-    )
-    own_block: ClassVar[str] = "recorder"
-    may_change: ClassVar[bool] = True
-
-    _: KW_ONLY
-    max_tokens: int = 10_000_000
-
-    def __post_init__(self) -> None:
-        self.max_tokens = _SECTION.whole("max_tokens", self.max_tokens, at_least=1000)
-
-    def join(self, run: Any) -> Sequence[Any]:
-        return [RunRecorder(self, run)]
-
-    def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> Attachment | None:
-        return None  # it writes files
 
 
 @dataclass
@@ -99,7 +63,7 @@ class RunRecorder:
         self._rollbacks = len(self._run.progress.rollbacks)
         if self._run.ranks.writes and self._run.models.folder is None:
             raise ConfigError(
-                f"Can't use {_SECTION.path}: expected a folder for the record, found a training without --output. Add "
+                f"Can't use {SECTION.path}: expected a folder for the record, found a training without --output. Add "
                 "it: spacy train config.cfg --output training."
             )
 
