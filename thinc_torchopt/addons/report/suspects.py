@@ -137,26 +137,21 @@ class OfComponent:
     kind (Kind): Of its annotations. labels (Sequence[str]): Those that a classifier has, in order.
     examples (Sequence[Example]): The corpus. units (Sequence): The record of each text; None: it has none.
 
-    Public: `scores` (of each recorded text, by its index: of the tokens of the annotated text, or of labels).
+    Public: `annotated` (the items of each text), `hardness` and `scores` (of each recorded text, by its index: of the
+    tokens of the annotated text, or of labels).
     """
 
-    def __init__(
-        self,
-        name: str,
-        kind: Kind,
-        labels: Sequence[str],
-        examples: Sequence[Example],
-        units: Sequence[Any],
-    ):
+    def __init__(self, name: str, kind: Kind, labels: Sequence[str], examples: Sequence[Example], units: Sequence[Any]):
         self.name, self.kind = name, kind
         self._labels, self._examples, self._units = labels, examples, units
-        self._annotated = [kind.compare(example)[0] for example in examples]
+        self.annotated = [kind.compare(example)[0] for example in examples]
         self._counts: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
         self._lengths: list[int] = []
         self._is_by_start = kind.is_of_tokens or kind.key == "sents"
         if not isinstance(kind, (Categories, Trees)) and kind.key != "sents":
             self._count()
-        self.scores = _scaled({i: self._by_unit(i, hardness_of(one)) for i, one in enumerate(units) if one is not None})
+        self.hardness = {i: self._by_unit(i, hardness_of(one)) for i, one in enumerate(units) if one is not None}
+        self.scores = _scaled(self.hardness)
         if isinstance(kind, TokenLabels):
             rarity = _scaled({i: self._rarity(i) for i in self.scores})
             self.scores = {i: scores + _OF_RARITY * rarity[i] for i, scores in self.scores.items()}
@@ -165,13 +160,13 @@ class OfComponent:
 
     def _count(self) -> None:
         """Count the labels of each word, or of each sequence of words that is annotated somewhere."""
-        for i, items in enumerate(self._annotated):
+        for i, items in enumerate(self.annotated):
             norms = self._norms(i)
             for item in items:
                 self._counts[norms[item.start : item.end]][item.label] += 1
         if not self.kind.is_of_tokens:
             self._lengths = sorted({len(words) for words in self._counts})
-            for i, items in enumerate(self._annotated):
+            for i, items in enumerate(self.annotated):
                 there = {(item.start, item.end) for item in items}
                 for place, counts in self._known_words(i):
                     counts[""] += place not in there
@@ -190,7 +185,7 @@ class OfComponent:
     def _rarity(self, i: int) -> Any:
         """Of the label of each token: the part of the same words with another one."""
         found, norms = numpy.zeros(len(self._examples[i].reference), "f4"), self._norms(i)
-        for item in self._annotated[i]:
+        for item in self.annotated[i]:
             counts = self._counts[norms[item.start : item.end]]
             found[item.start] = 1 - counts[item.label] / counts.total()
         return found
@@ -273,7 +268,7 @@ class OfComponent:
         found: dict[str, Counter[str]] = defaultdict(Counter)
         for i in self.scores:
             hits, updates = (self._by_unit(i, self._units[i][name]) for name in ("hits", "updates"))
-            for item in self._annotated[i]:
+            for item in self.annotated[i]:
                 at = self._labels.index(item.label) if isinstance(self.kind, Categories) else item.start
                 when = WHEN[0 if 2 * hits[at] >= updates[at] else 1 if hits[at] else 2]
                 found[item.label][when] += bool(updates[at])
