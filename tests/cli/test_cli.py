@@ -464,7 +464,8 @@ def test_cli_errors_are_red_in_a_terminal_and_plain_elsewhere(monkeypatch):
 
 
 def test_cli_colours_are_off_where_spacys_are(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "ANSI_COLORS_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     for name in (None, "ANSI_COLORS_DISABLED", "WASABI_LOG_FRIENDLY"):
