@@ -89,6 +89,6 @@ def test_wheel_trains_in_a_bare_venv(built, tmp_path):
         steps = ("--training.max_steps", "3", "--training.eval_frequency", "3")
         run(bin / "spacy", *shlex.split(made)[1:], cwd=tmp_path)
         run(bin / "spacy", *shlex.split(trained)[1:], *steps, cwd=tmp_path)
-        assert (tmp_path / "training" / "model-last" / "meta.json").is_file()
+        assert (tmp_path / "training" / "config" / "model-last" / "meta.json").is_file()
         shown = run(bin / "spacy", "torchopt", "schedule", "config.cfg", "-o", "a.png", cwd=tmp_path, check=False)
         assert shown.returncode == 1 and "pip install 'matplotlib>=3.7'" in shown.stderr

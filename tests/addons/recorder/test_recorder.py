@@ -10,7 +10,6 @@ import spacy
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
-from thinc_torchopt.addons.recorder import Recorder
 from thinc_torchopt.addons.recorder.recorder import RunRecorder
 from thinc_torchopt.addons.recorder.signals import listening
 from thinc_torchopt.core import whole_batches
@@ -174,11 +173,11 @@ def update(recorder, nlp, examples):
 
 def test_recorder_adds_what_all_processes_saw(tmp_path):
     nlp, examples = ready_pipeline(["tagger"])
-    other = RunRecorder(Recorder(), fake_run(tmp_path, examples, nlp))
+    other = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
     update(other, nlp, examples[6:8])
     theirs = other._read()
     ranks = SimpleNamespace(writes=True, size=2, gather=lambda value: [value, theirs])
-    recorder = RunRecorder(Recorder(), fake_run(tmp_path, examples, nlp, ranks))
+    recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp, ranks))
     update(recorder, nlp, examples[:2])
     recorder.on_step_end(None, None)
     keys = {digest(one) for one in (*examples[:2], *examples[6:8])}
@@ -189,7 +188,7 @@ def test_recorder_adds_what_all_processes_saw(tmp_path):
 def test_recorder_names_the_texts_of_a_bad_step(tmp_path, caplog, reason):
     nlp, examples = ready_pipeline(["ner"])
     fake = fake_run(tmp_path, examples, nlp)
-    recorder = RunRecorder(Recorder(), fake)
+    recorder = RunRecorder(1000, fake)
     update(recorder, nlp, examples)
     fake.progress.step = 1
     update(recorder, nlp, examples[:1])
@@ -208,7 +207,7 @@ def test_recorder_names_the_texts_of_a_bad_step(tmp_path, caplog, reason):
 
 def test_recorder_tells_once_what_it_leaves_out(tmp_path, caplog):
     nlp, examples = ready_pipeline(["tagger", "span_finder"], shared=False)
-    recorder = RunRecorder(Recorder(), fake_run(tmp_path, examples, nlp))
+    recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
     with caplog.at_level(logging.INFO, "spacy.torchopt"):
         update(recorder, nlp, examples)
         update(recorder, nlp, examples)

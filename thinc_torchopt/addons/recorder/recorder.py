@@ -22,7 +22,6 @@ from ...core.record import Digest, Record, digest
 from ...core.state import advice_on
 from ...loop.events import Control, Evaluate, OptimizerStep, Save, StepEnd, TrainBegin
 from ...loop.run import Run
-from .settings import SECTION, Recorder
 from .signals import Signal, is_recorded, listening
 
 # Texts that are named when an update is skipped, or the run goes back.
@@ -44,14 +43,14 @@ class _Part:
 class RunRecorder:
     """Collects the signals of a run. A listener.
 
-    settings (Recorder): From the config. run (Run): The run.
+    max_tokens (int): From the config. run (Run): The run.
     """
 
     name = "recorder"
 
-    def __init__(self, settings: Recorder, run: Run):
+    def __init__(self, max_tokens: int, run: Run):
         self._run = run
-        self._record = Record(settings.max_tokens)
+        self._record = Record(max_tokens)
         self._examples: list[tuple[Example, Digest]] = []
         self._kinds: dict[str, Kind] = {}
         self._waiting: list[_Part] = []
@@ -63,7 +62,7 @@ class RunRecorder:
         self._rollbacks = len(self._run.progress.rollbacks)
         if self._run.ranks.writes and self._run.models.folder is None:
             raise ConfigError(
-                f"Can't use {SECTION.path}: expected a folder for the record, found a training without --output. Add "
+                "Can't use [training.optimizer.recorder]: expected a folder for the record, found a training without --output. Add "
                 "it: spacy train config.cfg --output training."
             )
 

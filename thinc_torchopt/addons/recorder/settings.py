@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...core.attachments import Attachment
 from ...core.checks import Section
 
-SECTION = Section("[training.optimizer.recorder]")
+_SECTION = Section("[training.optimizer.recorder]")
 
 
 @dataclass
@@ -35,12 +35,12 @@ class Recorder(Attachment):
     max_tokens: int = 10_000_000
 
     def __post_init__(self) -> None:
-        self.max_tokens = SECTION.whole("max_tokens", self.max_tokens, at_least=1000)
+        self.max_tokens = _SECTION.whole("max_tokens", self.max_tokens, at_least=1000)
 
     def join(self, run: Any) -> Sequence[Any]:
         from .recorder import RunRecorder  # it takes torch
 
-        return [RunRecorder(self, run)]
+        return [RunRecorder(self.max_tokens, run)]
 
     def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> Attachment | None:
         return None  # it writes files
