@@ -62,8 +62,8 @@ class RunRecorder:
         self._rollbacks = len(self._run.progress.rollbacks)
         if self._run.ranks.writes and self._run.models.folder is None:
             raise ConfigError(
-                "Can't use [training.optimizer.recorder]: expected a folder for the record, found a training without --output. Add "
-                "it: spacy train config.cfg --output training."
+                "Can't use [training.optimizer.recorder]: expected a folder for the record, found a training without "
+                "--output. Add it: spacy train config.cfg --output training/config."
             )
 
     # ------------------------------------------------------------------ one step
