@@ -49,11 +49,15 @@ def suspects(
         is_missing = output_path is None and accepted_path is not None
         if is_missing or (output_path is not None and output_path.suffix != ending):
             raise ConfigError(f"Can't write '{output_path}': expected --output with a name that ends in {ending}.")
+        if accepted_path is not None and (component is not None or label is not None):
+            raise ConfigError("Can't use --accepted with --component or --label: all accepted rows are taken.")
         cli_util().import_code(code_path)
         found = read_suspects(folder)
         if accepted_path is not None and output_path is not None:
-            n = found.replace(accepted_path, output_path)
+            n, lost = found.replace(accepted_path, output_path)
             console.print(f"Saved the corpus to {output_path}: {count(n, 'text')} annotated otherwise.", markup=False)
+            if lost:
+                console.print(f"Left out, as the corpus lacks them or has them in other words: {count(lost, 'text')}.")
             return
         if component is not None and component not in found.components:
             raise ConfigError(

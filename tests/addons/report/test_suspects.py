@@ -10,7 +10,7 @@ from spacy.training import Example
 
 from thinc_torchopt.addons.report import kinds
 from thinc_torchopt.addons.report.report import read_report
-from thinc_torchopt.addons.report.suspects import OfComponent, read_suspects
+from thinc_torchopt.addons.report.suspects import OfComponent, Suspects, read_suspects
 from thinc_torchopt.core.errors import ConfigError, StateError
 from thinc_torchopt.core.readers import read_docs
 from thinc_torchopt.core.record import FOLDER, Record, digest, hardness_of
@@ -210,7 +210,10 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
     row = first.row() | {"answer": "accept"}
     assert row["tags"][1] == "VBZ"
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == 1  # others have the same words, and "VBZ"
+    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (
+        1,
+        0,
+    )  # others have the same words, and "VBZ"
     new = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert [doc[1].tag_ for doc in new] == ["VBZ"] * len(docs)
 
@@ -229,12 +232,36 @@ def test_what_no_component_learns_stays_in_the_corpus(tmp_path, corpus):
     del row["heads"], row["deps"]
     row["tags"] = ["NEW"] * len(row["words"])
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    n = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
+    n, lost = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
+    assert lost == 0
     after = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(found.nlp.vocab)]
     assert n == sum(doc.text == row["text"] for doc in before) == sum(doc[0].tag_ == "NEW" for doc in after)
     for old, new in zip(before, after):
         assert [(t.head.i, t.dep_, t.morph) for t in old] == [(t.head.i, t.dep_, t.morph) for t in new]
         assert (old.cats, [*map(str, old.ents)]) == (new.cats, [*map(str, new.ents)])
+
+
+def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
+    """Also that an annotation is none, where it is the only one."""
+    nlp = toy_pipeline(["ner"])
+    examples = toy_examples(nlp, 2)
+    nlp.initialize(lambda: examples)
+    examples[1].reference.set_ents([Span(examples[1].reference, 1, 2, "CITY")])
+    found = object.__new__(Suspects)
+    found.nlp, found.examples, found._kinds = nlp, examples, kinds.kinds_of(nlp, examples)
+    first, second = (
+        {"text": examples[i].text, "words": [t.text for t in examples[i].reference], "spans": spans}
+        for i, spans in (
+            (0, [{"start": 16, "end": 22, "label": "CITY"}]),
+            (0, [{"start": 0, "end": 4, "label": "PERSON"}]),
+        )
+    )
+    none = {"text": examples[1].text, "words": [t.text for t in examples[1].reference], "spans": []}
+    other = {"text": "Not there.", "spans": []}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (first, second, none, other)))
+    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (2, 1)
+    docs = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
+    assert [[*doc.ents] for doc in docs] == [[], []]  # each row has dropped one of the two of the first text
 
 
 def test_a_head_that_would_close_a_circle_is_not_put_there(examples):

@@ -19,11 +19,12 @@ from typing import Any, Final
 
 import numpy
 from spacy.language import Language
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 from spacy.util import resolve_dot_names
 
 from ...core.errors import ConfigError
+from ...core.kinds import kind_in
 from ...core.readers import read_docs
 from ...core.record import FOLDER, Record, digest, hardness_of
 from ...core.state import replacing
@@ -341,25 +342,29 @@ class Suspects:
                 costs[i] += one.cost(i)
         return heapq.nlargest(most, costs.items(), key=lambda one: one[1])
 
-    def replace(self, accepted: Path, path: Path) -> int:
+    def replace(self, accepted: Path, path: Path) -> tuple[int, int]:
         """Write the corpus with the annotations of a file for the texts with the same words. What no component of the
-        pipeline learns stays.
+        pipeline learns stays. Of several rows of a text, each puts its own change there.
 
         accepted (Path): In any form that `init` reads. path (Path): The new file, in spaCy's format.
-        RETURNS (int): The texts that have other annotations now.
+        RETURNS (tuple): The texts that have other annotations now; and those of the file that the corpus lacks, or has
+            in other tokens.
         """
-        accepted_docs = {doc.text: doc for doc in read_docs(self.nlp, accepted)[0]}
-        docs, changed = [example.reference.copy() for example in self.examples], set()
-        for i, doc in enumerate(docs):
-            if (new := accepted_docs.get(doc.text)) is not None and len(new) == len(doc):
-                for kind, _ in self._kinds:
-                    old, items = (kind.compare(Example(one, one))[0].keys() for one in (doc, new))
-                    if items and items != old:
+        given: dict[str, list[Doc]] = defaultdict(list)
+        for new in read_docs(self.nlp, accepted)[0]:
+            given[new.text].append(new)
+        docs, changed, found = [example.reference.copy() for example in self.examples], set(), set()
+        for i, (doc, example) in enumerate(zip(docs, self.examples)):
+            for new in (one for one in given.get(doc.text, ()) if len(one) == len(doc)):
+                found.add(doc.text)
+                for kind, names in self._kinds:
+                    old, items = (kind.compare(Example(one, one))[0].keys() for one in (example.reference, new))
+                    if items != old and kind_in(self.nlp, names[0]).has(new):
                         kind.put(doc, [*(old - items)], [*(items - old)])
                         changed.add(i)
         with replacing(path) as unfinished:
             DocBin(docs=docs, store_user_data=True).to_disk(unfinished)
-        return len(changed)
+        return len(changed), len(given) - len(found)
 
 
 def recorded_run(model: Path) -> Path | None:
