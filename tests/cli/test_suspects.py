@@ -48,6 +48,10 @@ def test_suspects_of_a_component_or_label_only(trained):
         (("--component", "ner"), "Can't show 'ner': expected one of tagger, which were recorded."),
         (("--output", "x.txt"), "Can't write 'x.txt': expected --output with a name that ends in .jsonl."),
         (("--accepted", __file__), "expected --output with a name that ends in .spacy."),
+        (
+            ("--accepted", __file__, "--label", "X", "--output", "x.spacy"),
+            "Can't use --accepted with --component or --label: all accepted rows are taken.",
+        ),
     ],
 )
 def test_suspects_refuses(trained, arguments, said):

@@ -249,16 +249,13 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     examples[1].reference.set_ents([Span(examples[1].reference, 1, 2, "CITY")])
     found = object.__new__(Suspects)
     found.nlp, found.examples, found._kinds = nlp, examples, kinds.kinds_of(nlp, examples)
-    first, second = (
-        {"text": examples[i].text, "words": [t.text for t in examples[i].reference], "spans": spans}
-        for i, spans in (
-            (0, [{"start": 16, "end": 22, "label": "CITY"}]),
-            (0, [{"start": 0, "end": 4, "label": "PERSON"}]),
-        )
-    )
-    none = {"text": examples[1].text, "words": [t.text for t in examples[1].reference], "spans": []}
-    other = {"text": "Not there.", "spans": []}
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (first, second, none, other)))
+    person, city = {"start": 0, "end": 4, "label": "PERSON"}, {"start": 16, "end": 22, "label": "CITY"}
+    rows = [
+        {"text": examples[i].text, "words": [token.text for token in examples[i].reference], "spans": spans}
+        for i, spans in ((0, [city]), (0, [person]), (1, []))
+    ]
+    rows.append({"text": "Not there.", "spans": []})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (2, 1)
     docs = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert [[*doc.ents] for doc in docs] == [[], []]  # each row has dropped one of the two of the first text
