@@ -720,15 +720,24 @@ PARTS = ("saved", "last", "saved on test", "last on test")
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    """Scores and differences, and then time."""
+    yield from scores(rows)
+    yield ""
+    yield from times(rows)
+
+
+def scores(rows: list[Row], model: str = "") -> Iterator[str]:
+    """Scores of the three arms, and differences. model (str): "saved" or "last"; else both."""
     yield "| task | model | seeds | stock | tuned | `best` | `best` - stock | `best` - tuned |"
     yield "| --- " * 8 + "|"
     for row in rows:
-        for part in (part for part in PARTS if part in row.main["best"][0]):
+        for part in (part for part in PARTS if part in row.main["best"][0] and part.startswith(model)):
             cells = [f"{mean(line[part]['score'] for line in row.main[arm]) / 100:.1f}" for arm in MAIN]
             cells += [str(row.gain(other, part)) for other in ("stock", "tuned")]
             yield f"| {name_of(row.task)} | {part} | {row.counts} | {' | '.join(cells)} |"
-    yield ""
+
+
+def times(rows: list[Row]) -> Iterator[str]:
+    """Steps and CPU time of the three arms, and how the second was tuned."""
     arms = "`best` / stock | `best` / tuned | tuned: peak, averages, batches if its own"
     yield f"| task | steps | seconds | of these evaluating | {arms} |"
     yield "| --- " * 7 + "|"

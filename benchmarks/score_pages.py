@@ -29,8 +29,9 @@ from score import (  # noqa: E402
     levers,
     read,
     rows_of,
+    scores,
     standard_error,
-    table,
+    times,
 )
 
 
@@ -174,9 +175,13 @@ BEGIN, END = "<!-- Written by `python benchmarks/score_pages.py`. -->\n", "<!-- 
 def pages(lines: list[Line]) -> dict[Path, str]:
     """What stands between the two comments of each page."""
     rows = rows_of(lines)
-    tables = ["\n".join(found) for found in (table(rows), levers(lines))]
-    parts = [*tables, lever_claims(lines), taught_claims(lines, read(HERE / "teacher.jsonl"))]
-    return {REPO / "docs" / "recipes.md": "\n\n".join(filter(None, parts)), REPO / "README.md": claims(rows)}
+    worth = ["\n".join(scores(rows, "saved")), taught_claims(lines, read(HERE / "teacher.jsonl"))]
+    figures = ["\n".join(found) for found in (scores(rows, "last"), times(rows), levers(lines))]
+    return {
+        REPO / "docs" / "recipes.md": "\n\n".join(filter(None, worth)),
+        REPO / "benchmarks" / "README.md": "\n\n".join([*figures, lever_claims(lines)]),
+        REPO / "README.md": claims(rows),
+    }
 
 
 def between(text: str) -> str | None:

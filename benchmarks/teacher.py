@@ -1,4 +1,5 @@
-"""Pipelines that get new labels, and small ones that learn from large ones (docs/new-labels.md, docs/teacher.md).
+"""Pipelines that get new labels (README.md here, docs/new-labels.md), and small ones that learn from large ones
+(docs/teacher.md).
 
     python benchmarks/teacher.py run                       # what is missing in teacher.jsonl, most telling first
     python benchmarks/teacher.py run --tasks ADJ food --rows plain teacher --seeds 0 --minutes 20
@@ -678,25 +679,23 @@ def label_table(lines: list[dict[str, Any]]) -> str:
 
 def lesson_table(lines: list[dict[str, Any]]) -> str:
     tasks = [task for task in HEADS if task in LESSONS and any(line["task"] == task for line in lines)]
-    heads = " | ".join(f"{HEADS[task]} | words/s" for task in tasks)
-    text = f"| learned from | {heads} |\n{'| --- ' * (1 + 2 * len(tasks))}|\n"
+    text = f"| learned from | {' | '.join(HEADS[task] for task in tasks)} |\n{'| --- ' * (1 + len(tasks))}|\n"
     for row, name in LESSON_NAMES.items():
-        cells, is_transformer = [], row == TRANSFORMER
-        for task in tasks:
-            found = of_row(lines, task, row)
-            # All small ones are equal; what else runs on the machine makes it slower.
-            same = [line for line in lines if line["task"] == task and (line["row"] == TRANSFORMER) == is_transformer]
-            speed = f"{max(line['words_per_second'] for line in same):,.0f}" if found else ""
-            cells += [cell([line["scores"]["F"] for line in found]), speed]
+        cells = [cell([line["scores"]["F"] for line in of_row(lines, task, row)]) for task in tasks]
         if any(cells):
             text += f"| {name} | {' | '.join(cells)} |\n"
+    for name, is_transformer in (("words a second: small ones", False), ("the transformer", True)):
+        # All small ones are equal; what else runs on the machine makes it slower.
+        same = [line for line in lines if (line["row"] == TRANSFORMER) == is_transformer]
+        speeds = [max((line["words_per_second"] for line in same if line["task"] == task), default=0) for task in tasks]
+        text += f"| {name} | {' | '.join(f'{speed:,.0f}' if speed else '' for speed in speeds)} |\n"
     return f"{text}\n{seeds_in(lines, tasks)}\n" if tasks else "Not measured yet.\n"
 
 
 def report(lines: list[dict[str, Any]]) -> None:
-    for page, table in (("new-labels", label_table(lines)), ("teacher", lesson_table(lines))):
-        print(f"{page}\n\n{table}")
-        path = HERE.parent / "docs" / f"{page}.md"
+    page = HERE.parent / "docs" / "teacher.md"
+    for path, table in ((HERE / "README.md", label_table(lines)), (page, lesson_table(lines))):
+        print(f"{path.name}\n\n{table}")
         before, _, rest = path.read_text("utf8").partition(BEGIN)
         _, end, after = rest.partition(END)
         if not end:

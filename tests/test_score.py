@@ -283,7 +283,8 @@ def test_score_report_writes_the_pages(score_pages, tmp_path, monkeypatch):
     monkeypatch.setattr(score_pages, "MEASURED_FILE", measured)
     monkeypatch.setattr(score_pages, "REPO", tmp_path)
     (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/recipes.md"):
+    (tmp_path / "benchmarks").mkdir()
+    for name in ("README.md", "docs/recipes.md", "benchmarks/README.md"):
         (tmp_path / name).write_text(f"before\n\n{score_pages.BEGIN}\nold\n\n{score_pages.END}\nafter\n", "utf8")
     for lines in ([*made_up(400, task="food")], [*made_up(300, task="food"), *made_up(300, task="cooking")]):
         for _ in range(2):

@@ -73,7 +73,7 @@ def told(config, corpus, *args):
 
 
 def test_explain_param_groups(corpus):
-    """The numbers are those of the table that docs/command-line.md shows for this config."""
+    """Groups of several blocks, frozen ones, and rates that layers and factors change."""
     found = told(CONFIGS / "param_groups.cfg", corpus, "--training.max_steps", "2000")
     assert found["Trains"] == "957,102 numbers in 33 params on the CPU: tok2vec 924,768, tagger 388, ner 31,946."
     size, rate, decay, clip, schedule = found["shared+embeddings"]
