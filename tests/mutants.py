@@ -6,9 +6,10 @@ looks at.
 
 A ROOM is a folder or file below thinc_torchopt, such as core/update or loop/checkpoint.py. Each mutant is tested in a
 fork of this process, which has imported spaCy and torch once, and in a copy of the repository: the files here never
-change. The tests of its file come first (core/x/y.py: tests/core/x/test_y*.py), then those that call its function, the
-most specific ones first. Those are known from `--record`, which runs the tests with `-n 2` and takes twice their time;
-what a test runs in processes of its own is not seen. A mutant that takes longer than --limit has survived.
+change. It is tested by the tests of its file (core/x/y.py: tests/core/x/test_y*.py; without any, those of its folder)
+and by those that call its function. The most specific of the latter come first. They are known from `--record`, which
+runs the tests with `-n 2` and takes twice their time; what a test runs in processes of its own is not seen. Without a
+record, those come first that name the function. A mutant that takes longer than --limit has survived.
 
 Mutants that behave as the package does stand in equivalent_mutants.yaml, each with its reason. They do not count.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import os
 import random
@@ -33,7 +35,7 @@ from contextlib import suppress
 from copy import copy
 from importlib import import_module
 from itertools import accumulate, pairwise
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -224,10 +226,29 @@ def recorded() -> dict[str, list[str]]:
 
 
 def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[str]:
-    path = Path("tests", *Path(mutant.file).parts[1:])
-    mirror = sorted(str(found.relative_to(ROOT)) for found in (ROOT / path).parent.glob(f"test_{path.stem}*.py"))
-    others = reached.get(f"{mutant.file}:{mutant.function}" if mutant.function else mutant.file, ())
-    return mirror + [test for test in others if test.split("::")[0] not in mirror]
+    path = ROOT / Path("tests", *Path(mutant.file).parts[1:])
+    mirror = sorted(path.parent.glob(f"test_{path.stem}*.py")) or sorted(path.parent.glob("test_*.py"))
+    own = [str(found.relative_to(ROOT)) for found in mirror]
+    return own + [test for test in callers(mutant, reached) if test.split("::")[0] not in own]
+
+
+def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    return reached.get(f"{mutant.file}:{mutant.function}" if mutant.function else mutant.file, ())
+
+
+class Order:
+    """A plugin of pytest that begins with the tests that tell most of a mutant."""
+
+    def __init__(self, mutant: Mutant, reached: Mapping[str, Sequence[str]] = {}):
+        self._places = {test: place for place, test in enumerate(callers(mutant, reached))}
+        self._names = mutant.function.split(".")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items.sort(key=self._place)
+
+    def _place(self, item: Any) -> tuple[float, int]:
+        source = inspect.getsource(item.function)
+        return self._places.get(item.nodeid, inf), -sum(name in source for name in self._names)
 
 
 # ------------------------------------------------------------------------------------------------ to test a mutant
@@ -245,7 +266,9 @@ def copied(folder: Path) -> Path:
     return copy
 
 
-def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[int | None, list[str]]:
+def run_tests(
+    copy: Path, tests: Sequence[str], limit: float, plugins: Sequence[Any] = ()
+) -> tuple[int | None, list[str]]:
     """Run tests in a fork, up to the first failure.
 
     RETURNS (tuple): pytest's status, None after `limit` seconds; and the test that failed.
@@ -258,7 +281,7 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[int | Non
                 os.setsid()
                 for stream in (1, 2):
                     os.dup2(output.fileno(), stream)
-                status = _in_fork(copy, tests)
+                status = _in_fork(copy, tests, plugins)
             finally:
                 os._exit(status)
         end, status = time.monotonic() + limit, None
@@ -275,7 +298,7 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[int | Non
         return status, [words[1] for words in failed]
 
 
-def _in_fork(copy: Path, tests: Sequence[str]) -> int:
+def _in_fork(copy: Path, tests: Sequence[str], plugins: Sequence[Any]) -> int:
     import pytest
 
     for name in [name for name in sys.modules if name.split(".")[0] in ("tests", PACKAGE)]:
@@ -286,10 +309,12 @@ def _in_fork(copy: Path, tests: Sequence[str]) -> int:
     os.chdir(copy)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
     options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir"]
-    return int(pytest.main([*options, str(copy), "-m", "not slow", *tests]))
+    return int(pytest.main([*options, str(copy), "-m", "not slow", *tests], list(plugins)))
 
 
-def survives(mutant: Mutant, copy: Path, tests: Sequence[str], limit: float) -> tuple[bool, str]:
+def survives(
+    mutant: Mutant, copy: Path, tests: Sequence[str], limit: float, reached: Mapping[str, Sequence[str]] = {}
+) -> tuple[bool, str]:
     """RETURNS (tuple): Whether all tests pass, but those that fail without it too, or take too long; and why."""
     path, failing = copy / mutant.file, []
     source = path.read_bytes()
@@ -298,7 +323,7 @@ def survives(mutant: Mutant, copy: Path, tests: Sequence[str], limit: float) -> 
     while True:
         path.write_bytes(mutant.apply(source))
         try:
-            status, failed = run_tests(copy, [*tests, *failing], limit) if tests else (5, [])
+            status, failed = run_tests(copy, [*tests, *failing], limit, [Order(mutant, reached)]) if tests else (5, [])
         finally:
             path.write_bytes(source)
         if not failed or not run_tests(copy, failed, limit)[1]:
@@ -364,7 +389,7 @@ def main() -> None:
             before, after = mutant.lines((ROOT / mutant.file).read_bytes())
             if (mutant.file, before, after) in known:
                 continue
-            survived, why = survives(mutant, copy, chosen_tests(mutant, reached), args.limit)
+            survived, why = survives(mutant, copy, chosen_tests(mutant, reached), args.limit, reached)
             for room in ("all", Path(mutant.file).parent.as_posix()):
                 results[room].append(not survived)
             text = f"{mutant.file}:{mutant.line} ({mutant.kind}): {why}"
