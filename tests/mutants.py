@@ -6,8 +6,8 @@ looks at.
 
 A ROOM is a folder or file below thinc_torchopt, such as core/update or loop/checkpoint.py. Each mutant is tested in a
 fork of this process, which has imported spaCy and torch once, and in a copy of the repository: the files here never
-change. It is tested by the tests of its file (core/x/y.py: tests/core/x/test_y*.py; without any, those of its folder)
-and by those that call its function. The most specific of the latter come first. They are known from `--record`, which
+change. It is tested by the tests of its file (core/x/y.py: tests/core/x/test_y*.py; without any, those near to it) and
+by those that call its function. The most specific of the latter come first. They are known from `--record`, which
 runs the tests with `-n 2` and takes twice their time; what a test runs in processes of its own is not seen. Without a
 record, those come first that name the function. A mutant that takes longer than --limit has survived.
 
@@ -227,9 +227,17 @@ def recorded() -> dict[str, list[str]]:
 
 def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[str]:
     path = ROOT / Path("tests", *Path(mutant.file).parts[1:])
-    mirror = sorted(path.parent.glob(f"test_{path.stem}*.py")) or sorted(path.parent.glob("test_*.py"))
-    own = [str(found.relative_to(ROOT)) for found in mirror]
-    return own + [test for test in callers(mutant, reached) if test.split("::")[0] not in own]
+    own = sorted(path.parent.glob(f"test_{path.stem}*.py")) or near_tests(mutant.file, path.parent)
+    names = [str(found.relative_to(ROOT)) for found in own]
+    return names + [test for test in callers(mutant, reached) if test.split("::")[0] not in names]
+
+
+def near_tests(file: str, folder: Path) -> list[Path]:
+    """The tests in a folder, and those that import the file, or from its package."""
+    module = file.removesuffix(".py").replace("/", ".")
+    imports = [f"from {name} import" for name in (module, module.rpartition(".")[0])]
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [test for test in tests if test.parent == folder or any(line in test.read_text() for line in imports)]
 
 
 def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[str]:
