@@ -6,10 +6,10 @@ looks at.
 
 A ROOM is a folder or file below thinc_torchopt, such as core/update or loop/checkpoint.py. Each mutant is tested in a
 fork of this process, which has imported spaCy and torch once, and in a copy of the repository: the files here never
-change. It is tested by the tests of its file (core/x/y.py: tests/core/x/test_y*.py; without any, those near to it) and
-by those that call its function. The most specific of the latter come first. They are known from `--record`, which
-runs the tests with `-n 2` and takes twice their time; what a test runs in processes of its own is not seen. Without a
-record, those come first that name the function. A mutant that takes longer than --limit has survived.
+change. The tests of its file come first (core/x/y.py: tests/core/x/test_y*.py), then those that call its function, the
+most specific ones first. Those are known from `--record`, which runs the tests with `-n 2` and takes twice their time;
+what a test runs in processes of its own is not seen. Without a record, those follow that seem near: of the same folder,
+for example. A mutant that takes longer than --limit has survived.
 
 Mutants that behave as the package does stand in equivalent_mutants.yaml, each with its reason. They do not count.
 """
@@ -52,6 +52,8 @@ PAIRS = ["Lt LtE", "Gt GtE", "Eq NotEq", "Is IsNot", "In NotIn", "And Or", "Add 
 PAIRS += [" ".join(reversed(pair.split())) for pair in PAIRS] + ["FloorDiv Mult", "Mod Mult", "Pow Mult"]
 SWAPS = {getattr(ast, one): getattr(ast, two) for one, two in map(str.split, PAIRS)}
 MESSAGES = ("warn", "warning", "info", "debug", "error", "print")
+# Of files with tests that import from a package, or name a function.
+FEW = 20
 # Fields of a node.
 NO_CODE = ("annotation", "returns", "decorator_list")
 WITHIN = ("body", "args")
@@ -225,19 +227,32 @@ def recorded() -> dict[str, list[str]]:
     return found
 
 
+def mirror_of(file: str) -> list[str]:
+    """The files with the tests of a file, which are not those of one with a longer name."""
+    path = Path("tests", *Path(file).parts[1:])
+    there = {f"test_{other.stem}" for other in (ROOT / file).parent.glob(f"{path.stem}_*.py")}
+    found = sorted((ROOT / path).parent.glob(f"test_{path.stem}*.py"))
+    return [str(test.relative_to(ROOT)) for test in found if test.stem not in there]
+
+
+def near(mutant: Mutant) -> list[str]:
+    """The files with tests in the same folder, those that import from its file or package, and those that name its
+    function, if they are few.
+    """
+    folder, module = ROOT.joinpath("tests", *Path(mutant.file).parts[1:-1]), mutant.file[:-3].replace("/", ".")
+    texts = {test: test.read_text() for test in sorted((ROOT / "tests").rglob("test_*.py"))}
+    found = {test: None for test in texts if test.parent == folder}
+    words = [f"from {name} import" for name in (module, module.rpartition(".")[0])] + mutant.function.split(".")
+    for word in words:
+        naming = [test for test, text in texts.items() if word in text]
+        found |= dict.fromkeys(naming) if len(naming) <= FEW else {}
+    return [str(test.relative_to(ROOT)) for test in found]
+
+
 def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[str]:
-    path = ROOT / Path("tests", *Path(mutant.file).parts[1:])
-    own = sorted(path.parent.glob(f"test_{path.stem}*.py")) or near_tests(mutant.file, path.parent)
-    names = [str(found.relative_to(ROOT)) for found in own]
-    return names + [test for test in callers(mutant, reached) if test.split("::")[0] not in names]
-
-
-def near_tests(file: str, folder: Path) -> list[Path]:
-    """The tests in a folder, and those that import the file, or from its package."""
-    module = file.removesuffix(".py").replace("/", ".")
-    imports = [f"from {name} import" for name in (module, module.rpartition(".")[0])]
-    tests = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [test for test in tests if test.parent == folder or any(line in test.read_text() for line in imports)]
+    own = mirror_of(mutant.file)
+    others = callers(mutant, reached) if reached else near(mutant)
+    return own + [test for test in others if test.split("::")[0] not in own]
 
 
 def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[str]:
@@ -249,14 +264,14 @@ class Order:
 
     def __init__(self, mutant: Mutant, reached: Mapping[str, Sequence[str]] = {}):
         self._places = {test: place for place, test in enumerate(callers(mutant, reached))}
-        self._names = mutant.function.split(".")
+        self._own, self._names = mirror_of(mutant.file), mutant.function.split(".")
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items.sort(key=self._place)
 
-    def _place(self, item: Any) -> tuple[float, int]:
-        source = inspect.getsource(item.function)
-        return self._places.get(item.nodeid, inf), -sum(name in source for name in self._names)
+    def _place(self, item: Any) -> tuple[float, bool, int]:
+        source, place = inspect.getsource(item.function), self._places.get(item.nodeid, inf)
+        return place, item.nodeid.split("::")[0] not in self._own, -sum(name in source for name in self._names)
 
 
 # ------------------------------------------------------------------------------------------------ to test a mutant
@@ -382,7 +397,7 @@ def main() -> None:
         import_module(module)
     mutants, reached = drawn(args.room, args.seed, args.count), recorded()
     if not reached:
-        print("Only the tests of each mutant's file run. Others are known after: python -m tests.mutants --record")
+        print("Only tests near to each mutant run. Others are known after: python -m tests.mutants --record")
     known = {(row["file"], row["before"], row["after"]) for row in srsly.read_yaml(EQUIVALENT)}
     results: dict[str, list[bool]] = defaultdict(list)
     survivors = []
