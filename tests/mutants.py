@@ -52,6 +52,7 @@ PAIRS = ["Lt LtE", "Gt GtE", "Eq NotEq", "Is IsNot", "In NotIn", "And Or", "Add 
 PAIRS += [" ".join(reversed(pair.split())) for pair in PAIRS] + ["FloorDiv Mult", "Mod Mult", "Pow Mult"]
 SWAPS = {getattr(ast, one): getattr(ast, two) for one, two in map(str.split, PAIRS)}
 MESSAGES = ("warn", "warning", "info", "debug", "error", "print")
+ADDING = ("append", "extend")
 # Of files with tests that import from a package, or name a function.
 FEW = 20
 # Fields of a node.
@@ -168,9 +169,15 @@ def _is_simple(node: ast.AST) -> bool:
 
 
 def _depend(one: Any, two: Any) -> bool:
-    """Whether their order may matter: not that of two assignments, neither of which names what the other one sets."""
-    texts, targets = [ast.unparse(one), ast.unparse(two)], [getattr(one, "targets", []), getattr(two, "targets", [])]
+    """Whether their order may matter: not that of two that each change something which the other one does not name."""
+    texts, targets = [ast.unparse(one), ast.unparse(two)], [_changed_by(one), _changed_by(two)]
     return not all(targets) or any(ast.unparse(found) in text for text, of in zip(texts, targets[::-1]) for found in of)
+
+
+def _changed_by(node: Any) -> list[ast.AST]:
+    """What it assigns to, or the list to which it adds. Empty: not known."""
+    is_adding = isinstance(node, ast.Expr) and getattr(getattr(node.value, "func", None), "attr", "") in ADDING
+    return [node.value.func.value] if is_adding else getattr(node, "targets", [])
 
 
 def _is_removable(node: ast.AST) -> bool:
