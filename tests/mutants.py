@@ -8,7 +8,8 @@ A ROOM is a folder or file below thinc_torchopt, such as core/update or loop/che
 fork of this process, which has imported spaCy and torch once, and in a copy of the repository: the files here never
 change. The tests of its file come first (core/x/y.py: tests/core/x/test_y*.py), then those that call its function, the
 most specific ones first. Those are known from `--record`, which runs the tests with `-n 2` and takes twice their time;
-what a test runs in processes of its own is not seen. A mutant that takes longer than --limit has survived.
+what a test runs in processes of its own is not seen. Without a record, those follow that seem near: of the same folder,
+for example. A mutant that takes longer than --limit has survived.
 
 Mutants that behave as the package does stand in equivalent_mutants.yaml, each with its reason. They do not count.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import os
 import random
@@ -33,7 +35,7 @@ from contextlib import suppress
 from copy import copy
 from importlib import import_module
 from itertools import accumulate, pairwise
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +52,9 @@ PAIRS = ["Lt LtE", "Gt GtE", "Eq NotEq", "Is IsNot", "In NotIn", "And Or", "Add 
 PAIRS += [" ".join(reversed(pair.split())) for pair in PAIRS] + ["FloorDiv Mult", "Mod Mult", "Pow Mult"]
 SWAPS = {getattr(ast, one): getattr(ast, two) for one, two in map(str.split, PAIRS)}
 MESSAGES = ("warn", "warning", "info", "debug", "error", "print")
+ADDING = ("append", "extend")
+# Of files with tests that import from a package, or name a function.
+FEW = 20
 # Fields of a node.
 NO_CODE = ("annotation", "returns", "decorator_list")
 WITHIN = ("body", "args")
@@ -164,9 +169,15 @@ def _is_simple(node: ast.AST) -> bool:
 
 
 def _depend(one: Any, two: Any) -> bool:
-    """Whether their order may matter: not that of two assignments, neither of which names what the other one sets."""
-    texts, targets = [ast.unparse(one), ast.unparse(two)], [getattr(one, "targets", []), getattr(two, "targets", [])]
+    """Whether their order may matter: not that of two that each change something which the other one does not name."""
+    texts, targets = [ast.unparse(one), ast.unparse(two)], [_changed_by(one), _changed_by(two)]
     return not all(targets) or any(ast.unparse(found) in text for text, of in zip(texts, targets[::-1]) for found in of)
+
+
+def _changed_by(node: Any) -> list[ast.AST]:
+    """What it assigns to, or the list to which it adds. Empty: not known."""
+    is_adding = isinstance(node, ast.Expr) and getattr(getattr(node.value, "func", None), "attr", "") in ADDING
+    return [node.value.func.value] if is_adding else getattr(node, "targets", [])
 
 
 def _is_removable(node: ast.AST) -> bool:
@@ -223,11 +234,51 @@ def recorded() -> dict[str, list[str]]:
     return found
 
 
+def mirror_of(file: str) -> list[str]:
+    """The files with the tests of a file, which are not those of one with a longer name."""
+    path = Path("tests", *Path(file).parts[1:])
+    there = {f"test_{other.stem}" for other in (ROOT / file).parent.glob(f"{path.stem}_*.py")}
+    found = sorted((ROOT / path).parent.glob(f"test_{path.stem}*.py"))
+    return [str(test.relative_to(ROOT)) for test in found if test.stem not in there]
+
+
+def near(mutant: Mutant) -> list[str]:
+    """The files with tests in the same folder, those that import from its file or package, and those that name its
+    function, if they are few.
+    """
+    folder, module = ROOT.joinpath("tests", *Path(mutant.file).parts[1:-1]), mutant.file[:-3].replace("/", ".")
+    texts = {test: test.read_text() for test in sorted((ROOT / "tests").rglob("test_*.py"))}
+    found = {test: None for test in texts if test.parent == folder}
+    words = [f"from {name} import" for name in (module, module.rpartition(".")[0])] + mutant.function.split(".")
+    for word in words:
+        naming = [test for test, text in texts.items() if word in text]
+        found |= dict.fromkeys(naming) if len(naming) <= FEW else {}
+    return [str(test.relative_to(ROOT)) for test in found]
+
+
 def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[str]:
-    path = Path("tests", *Path(mutant.file).parts[1:])
-    mirror = sorted(str(found.relative_to(ROOT)) for found in (ROOT / path).parent.glob(f"test_{path.stem}*.py"))
-    others = reached.get(f"{mutant.file}:{mutant.function}" if mutant.function else mutant.file, ())
-    return mirror + [test for test in others if test.split("::")[0] not in mirror]
+    own = mirror_of(mutant.file)
+    others = callers(mutant, reached) if reached else near(mutant)
+    return own + [test for test in others if test.split("::")[0] not in own]
+
+
+def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    return reached.get(f"{mutant.file}:{mutant.function}" if mutant.function else mutant.file, ())
+
+
+class Order:
+    """A plugin of pytest that begins with the tests that tell most of a mutant."""
+
+    def __init__(self, mutant: Mutant, reached: Mapping[str, Sequence[str]] = {}):
+        self._places = {test: place for place, test in enumerate(callers(mutant, reached))}
+        self._own, self._names = mirror_of(mutant.file), mutant.function.split(".")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items.sort(key=self._place)
+
+    def _place(self, item: Any) -> tuple[float, bool, int]:
+        source, place = inspect.getsource(item.function), self._places.get(item.nodeid, inf)
+        return place, item.nodeid.split("::")[0] not in self._own, -sum(name in source for name in self._names)
 
 
 # ------------------------------------------------------------------------------------------------ to test a mutant
@@ -245,7 +296,9 @@ def copied(folder: Path) -> Path:
     return copy
 
 
-def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[int | None, list[str]]:
+def run_tests(
+    copy: Path, tests: Sequence[str], limit: float, plugins: Sequence[Any] = ()
+) -> tuple[int | None, list[str]]:
     """Run tests in a fork, up to the first failure.
 
     RETURNS (tuple): pytest's status, None after `limit` seconds; and the test that failed.
@@ -258,7 +311,7 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[int | Non
                 os.setsid()
                 for stream in (1, 2):
                     os.dup2(output.fileno(), stream)
-                status = _in_fork(copy, tests)
+                status = _in_fork(copy, tests, plugins)
             finally:
                 os._exit(status)
         end, status = time.monotonic() + limit, None
@@ -275,7 +328,7 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[int | Non
         return status, [words[1] for words in failed]
 
 
-def _in_fork(copy: Path, tests: Sequence[str]) -> int:
+def _in_fork(copy: Path, tests: Sequence[str], plugins: Sequence[Any]) -> int:
     import pytest
 
     for name in [name for name in sys.modules if name.split(".")[0] in ("tests", PACKAGE)]:
@@ -286,10 +339,12 @@ def _in_fork(copy: Path, tests: Sequence[str]) -> int:
     os.chdir(copy)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
     options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir"]
-    return int(pytest.main([*options, str(copy), "-m", "not slow", *tests]))
+    return int(pytest.main([*options, str(copy), "-m", "not slow", *tests], list(plugins)))
 
 
-def survives(mutant: Mutant, copy: Path, tests: Sequence[str], limit: float) -> tuple[bool, str]:
+def survives(
+    mutant: Mutant, copy: Path, tests: Sequence[str], limit: float, reached: Mapping[str, Sequence[str]] = {}
+) -> tuple[bool, str]:
     """RETURNS (tuple): Whether all tests pass, but those that fail without it too, or take too long; and why."""
     path, failing = copy / mutant.file, []
     source = path.read_bytes()
@@ -298,7 +353,7 @@ def survives(mutant: Mutant, copy: Path, tests: Sequence[str], limit: float) -> 
     while True:
         path.write_bytes(mutant.apply(source))
         try:
-            status, failed = run_tests(copy, [*tests, *failing], limit) if tests else (5, [])
+            status, failed = run_tests(copy, [*tests, *failing], limit, [Order(mutant, reached)]) if tests else (5, [])
         finally:
             path.write_bytes(source)
         if not failed or not run_tests(copy, failed, limit)[1]:
@@ -349,7 +404,7 @@ def main() -> None:
         import_module(module)
     mutants, reached = drawn(args.room, args.seed, args.count), recorded()
     if not reached:
-        print("Only the tests of each mutant's file run. Others are known after: python -m tests.mutants --record")
+        print("Only tests near to each mutant run. Others are known after: python -m tests.mutants --record")
     known = {(row["file"], row["before"], row["after"]) for row in srsly.read_yaml(EQUIVALENT)}
     results: dict[str, list[bool]] = defaultdict(list)
     survivors = []
@@ -364,7 +419,7 @@ def main() -> None:
             before, after = mutant.lines((ROOT / mutant.file).read_bytes())
             if (mutant.file, before, after) in known:
                 continue
-            survived, why = survives(mutant, copy, chosen_tests(mutant, reached), args.limit)
+            survived, why = survives(mutant, copy, chosen_tests(mutant, reached), args.limit, reached)
             for room in ("all", Path(mutant.file).parent.as_posix()):
                 results[room].append(not survived)
             text = f"{mutant.file}:{mutant.line} ({mutant.kind}): {why}"

@@ -88,6 +88,8 @@ def test_named_cut_on_plateau():
     found = fired(definition, scores(0.5, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6))
     assert found == [(4, "rates_down.should_cut"), (6, "rates_down.should_cut")]
     assert definition["operations"][0]["arguments"] == {"factor": 0.1, "min_rate": 1e-6, "groups": ["enc*"]}
+    usual = named("cut_on_plateau")["operations"][0]["arguments"]
+    assert usual == {"factor": 0.5, "min_rate": 0.0, "groups": ["*"]}
 
 
 def test_named_roll_back_on_spike():

@@ -44,6 +44,7 @@ def test_clipping_norms_near_the_largest_float():
     assert total_norm([1.2e154, 1.2e154]) == pytest.approx(1.2e154 * 2**0.5, rel=1e-15)  # hypot rounds once
     assert total_norm([1e300, 0.0]) == 1e300
     assert total_norm([math.inf, 1e200]) == math.inf and not total_norm([math.nan, 1e200]) < math.inf
+    assert [clip_factors([math.inf], "c", 1.0, by) for by in ("global", "component", "param")] == [1.0, [1.0], [1.0]]
     optimizer = TorchOptimizer(SGD(), 0.1)
     for key in "ab":
         optimizer.set_grad(numpy.ones(4), numpy.full(4, 6e153), key=key)
