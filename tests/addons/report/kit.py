@@ -50,6 +50,71 @@ def losses(*values):
     return [{"step": i, "losses": {"ner": value}} for i, value in enumerate(values)]
 
 
+def log(steps, **columns):
+    """The lines of a log. columns: By key, the values at the steps; under some keys, by name. None: a line has none."""
+    lines = [{"step": step, "losses": {}} for step in steps]
+    for i, line in enumerate(lines):
+        for key, column in columns.items():
+            if isinstance(column, dict):
+                line[key] = {name: values[i] for name, values in column.items() if values[i] is not None}
+            elif column[i] is not None:
+                line[key] = column[i]
+    return lines
+
+
+# Numbers with few digits, so that what is computed of them is exact.
+ONE = log(
+    [0, 1, 2, 4, 6, 7],
+    epoch=[0, 0, 0, 1, 1, 1],
+    words=[8, 24, 56, 120, 136, 144],
+    seconds=[1.5, 2.0, 4.0, 4.5, 5.5, 6.0],
+    losses={"tok2vec": [9] * 6, "ner": [4, 2, None, 1, 8, 3], "tagger": [16, 8, 4, None, 2, 1]},
+    dev_losses=[None, None, None, {"losses": {"ner": 3, "tagger": 1}, "words": 4}, None, None],
+    learn_rates={
+        "encoder": [0.0, 0.25, 0.25, 0.125, 0.0625, 0.0],
+        "default": [0.0, 0.5, 0.5, 0.25, 0.125, 0.125],
+        "head": [1.0, 1.0, None, 0.5, 0.25, 0.25],
+    },
+    grad_norm=[1.5, 2.0, None, 3.0, 1.0, 2.0],
+    score=[0.25, None, None, 0.75, None, None],
+    scores={
+        "ents_f": [0.25, None, None, 0.75, None, None],
+        "ents_p": [0.5, None, None, 1.0, None, None],
+        "tag_acc": [0.125, None, None, 0.5, None, None],
+    },
+    grad_spikes=[0, 1, 1, 1, 1, 1],
+    skipped_updates=[0, 0, 1, 1, 3, 3],
+    rollbacks=[0, 0, 0, 0, 1, 1],
+    last_rollback=[None] * 4 + [[5, 2]] * 2,
+    last_checkpoint=[None, 0, 0, 2, 2, 2],
+    time_spent={"updates": [0.5, 0.75, 1.0, 1.5, 2.5, 3.0], "evaluations": [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]},
+)
+# Goes on with it at step 6.
+LATER = log(
+    [6, 9],
+    words=[168, 200],
+    seconds=[7.5, 8.5],
+    losses={"ner": [6, 3]},
+    learn_rates={"default": [0.125, 0.0625], "head": [0.25, 0.125]},
+    grad_norm=[2.0, None],
+    score=[None, 0.5],
+    scores={"ents_f": [None, 0.5]},
+)
+TWO = log(
+    [0, 2, 5],
+    epoch=[0, 1, 2],
+    words=[16, 48, 112],
+    seconds=[1.25, 2.25, 6.25],
+    losses={"ner": [2, 4, 8], "parser": [1, None, 3]},
+    learn_rates={"default": [0.5, 0.25, 0.125]},
+    grad_norm=[None, 4.0, 2.0],
+    score=[None, 0.5, 0.875],
+    scores={"ents_f": [None, 0.5, 0.875], "dep_las": [None, 0.25, 0.375]},
+    last_resume=[None, 1, 1],
+    time_spent={"updates": [0.25, 0.5, 1.5]},
+)
+
+
 def write(path, lines, end=""):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + end, encoding="utf8")
