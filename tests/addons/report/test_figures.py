@@ -1,0 +1,228 @@
+"""The panels of a report: what is drawn, as matplotlib has it, is what the log says."""
+
+from bisect import bisect_right
+
+import pytest
+
+from thinc_torchopt.addons.report.figures import make_panels
+from thinc_torchopt.addons.report.runs import read_runs
+from thinc_torchopt.addons.report.style import BAD, COLOURS, TEXT
+from thinc_torchopt.core import compat
+
+from ...pictures import curves, marks, series
+from .kit import LATER, ONE, TWO, events, needs_matplotlib, only, row, rows, write
+
+C = COLOURS
+NER = [(0, 0.5), (1, 0.125), (4, 0.03125), (6, 1.0), (7, 0.375)]
+TAGGER = [(0, 2.0), (1, 0.5), (2, 0.125), (6, 0.25), (7, 0.125)]
+NORM = [(0, 1.5), (1, 2.0), (4, 3.0), (6, 1.0), (7, 2.0)]
+SPEED, SCORE = [(2, 16.0), (4, 128.0), (7, 16.0)], [(0, 0.25), (4, 0.75)]
+BACK = [("", BAD, "--", [(5, 0), (5, 1)]), ("went back", BAD, "--", [])]
+BOTH = [
+    ("", C[0], "--", [(5, 0), (5, 1)]),
+    ("went back", TEXT, "--", []),
+    ("", C[1], ":", [(1, 0), (1, 1)]),
+    ("resumed", TEXT, ":", []),
+]
+RESUMED = [("", C[0], ":", [(6, 0), (6, 1)]), ("resumed", C[0], ":", [])]
+# By title, what is drawn. A loss of 2 in each of 2 steps with 16 words is one of 0.25 per word. The speed is that
+# between two lines, if the first one is no evaluation, or half of them are.
+PANELS = {
+    "one run": {
+        "Score": [
+            ("main score", C[0], "-", SCORE),
+            ("tag_acc", C[1], "-", [(0, 0.125), (4, 0.5)]),
+            ("best: 0.75", C[0], "*", [(4, 0.75)]),
+            *BACK,
+        ],
+        "Loss": [
+            ("ner", C[0], "-", NER),
+            ("ner, dev set", C[0], "--", [(4, 0.75)]),
+            ("tagger", C[1], "-", TAGGER),
+            ("tagger, dev set", C[1], "--", [(4, 0.25)]),
+            *BACK,
+        ],
+        "Learning rate": [
+            ("head", C[0], "-", [(0, 1.0), (1, 1.0), (4, 0.5), (6, 0.25), (7, 0.25)]),
+            ("default", C[1], "-", [(0, 0.0), (1, 0.5), (2, 0.5), (4, 0.25), (6, 0.125), (7, 0.125)]),
+            ("encoder", C[2], "-", [(0, 0.0), (1, 0.25), (2, 0.25), (4, 0.125), (6, 0.0625), (7, 0.0)]),
+            *BACK,
+        ],
+        "Gradient norm": [("norm", C[0], "-", NORM), *BACK],
+        "Speed": [("words per second", C[0], "-", SPEED), *BACK],
+        "What happened": [
+            ("checkpoint saved", C[7], "^", [0, 2]),
+            ("gradient spike", C[1], "v", [1]),
+            ("update skipped", BAD, "x", [2, 6]),
+            ("went back", BAD, "<", [5]),
+        ],
+    },
+    "two runs": {
+        "Score": [
+            ("a", C[0], "-", SCORE),
+            ("b", C[1], "-", [(2, 0.5), (5, 0.875)]),
+            ("best: 0.75", C[0], "*", [(4, 0.75)]),
+            ("best: 0.875", C[1], "*", [(5, 0.875)]),
+            *BOTH,
+        ],
+        "Loss of ner": [
+            ("a", C[0], "-", NER),
+            ("a, dev set", C[0], "--", [(4, 0.75)]),
+            ("b", C[1], "-", [(0, 0.125), (2, 0.25), (5, 0.375)]),
+            *BOTH,
+        ],
+        "Loss of tagger": [("a", C[0], "-", TAGGER), ("a, dev set", C[0], "--", [(4, 0.25)]), *BOTH],
+        "Loss of parser": [("b", C[1], "-", [(0, 0.0625), (5, 0.140625)]), *BOTH],
+        "Learning rate": [
+            ("a", C[0], "-", [(0, 1.0), (1, 1.0), (2, 0.5), (4, 0.5), (6, 0.25), (7, 0.25)]),
+            ("", C[0], "-", [(0, 1.0), (1, 0.25), (2, 0.25), (4, 0.125), (6, 0.0625), (7, 0.125)]),
+            ("b", C[1], "-", [(0, 0.5), (2, 0.25), (5, 0.125)]),
+            *BOTH,
+        ],
+        "Gradient norm": [("a", C[0], "-", NORM), ("b", C[1], "-", [(2, 4.0), (5, 2.0)]), *BOTH],
+        "Speed": [("a", C[0], "-", SPEED), ("b", C[1], "-", [(2, 32.0), (5, 16.0)]), *BOTH],
+        "What happened": [
+            ("checkpoint saved", C[0], "^", [0, 2]),
+            ("gradient spike", C[0], "v", [1]),
+            ("update skipped", C[0], "x", [2, 6]),
+            ("went back", C[0], "<", [5]),
+            ("resumed", C[1], ">", [1]),
+        ],
+    },
+    "a resumed run": {
+        "Score": [
+            ("main score", C[0], "-", [*SCORE, (9, 0.5)]),
+            ("tag_acc", C[1], "-", [(0, 0.125), (4, 0.5)]),
+            ("best: 0.75", C[0], "*", [(4, 0.75)]),
+            *RESUMED,
+        ],
+        "Loss": [
+            ("ner", C[0], "-", [*NER[:3], (6, 0.25), (9, 0.28125)]),
+            ("ner, dev set", C[0], "--", [(4, 0.75)]),
+            ("tagger", C[1], "-", TAGGER[:3]),
+            ("tagger, dev set", C[1], "--", [(4, 0.25)]),
+            *RESUMED,
+        ],
+        "Learning rate": [
+            ("head", C[0], "-", [(0, 1.0), (1, 1.0), (4, 0.5), (6, 0.25), (9, 0.125)]),
+            ("default", C[1], "-", [(0, 0.0), (1, 0.5), (2, 0.5), (4, 0.25), (6, 0.125), (9, 0.0625)]),
+            ("encoder", C[2], "-", [(0, 0.0), (1, 0.25), (2, 0.25), (4, 0.125)]),
+            *RESUMED,
+        ],
+        "Gradient norm": [("norm", C[0], "-", [*NORM[:3], (6, 2.0)]), *RESUMED],
+        "Speed": [("words per second", C[0], "-", [(1, 32.0), (2, 16.0), (4, 128.0), (6, 16.0), (9, 32.0)]), *RESUMED],
+        "What happened": [
+            ("checkpoint saved", C[7], "^", [0, 2]),
+            ("gradient spike", C[1], "v", [1]),
+            ("update skipped", BAD, "x", [2]),
+            ("resumed", C[0], ">", [6]),
+        ],
+    },
+}
+LABELS = {
+    "Score": "score (0 to 1)",
+    "Loss": "loss per word",
+    "Learning rate": "learning rate",
+    "Gradient norm": "gradient norm",
+    "Speed": "words per second",
+    "What happened": "",
+}
+LOGS = {
+    "one run": {"log.jsonl": ONE},
+    "two runs": {"a/log.jsonl": ONE, "b/log.jsonl": TWO},
+    "a resumed run": {"log.jsonl": ONE, "log-2.jsonl": LATER},
+}
+
+
+def panels_of(*paths):
+    """The axes of each panel, by its title, as a page and a picture have them; and what is said about it."""
+    figure = compat.import_figure()()
+    found = {}
+    for panel in make_panels(read_runs(paths)):
+        axes = figure.add_subplot()
+        axes.caption = panel.draw(axes)
+        found[panel.title] = axes
+    return found
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("name", PANELS)
+def test_figures_show_what_is_in_the_logs(name, tmp_path):
+    panels = panels_of(*(write(tmp_path / path, lines) for path, lines in LOGS[name].items()))
+    assert {title: (marks if axes.texts else series)(axes) for title, axes in panels.items()} == PANELS[name]
+    assert list(panels) == list(PANELS[name])
+    for title, axes in panels.items():
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", LABELS[title.partition(" of ")[0]])
+        scale = "log" if title in ("Loss", "Loss of ner") else "linear"  # from 1/32 to 1
+        assert (axes.get_xscale(), axes.get_yscale()) == ("linear", scale)
+
+
+@needs_matplotlib
+def test_figures_shows_losses_per_word_and_nothing_that_is_none(tmp_path):
+    """Every fourth step has a line, with the mean loss of its steps; an encoder's "loss" is the size of a gradient."""
+    lines = [
+        row(i, words=10 * (i + 1) ** 2, losses={"encoder": 1e-4, "tok2vec": 1e4, "ner": i + 2.0}) for i in (0, 4, 8)
+    ]
+    lines[0]["sums_of_gradients"] = ["encoder"]
+    lines[2]["dev_losses"] = {"losses": {"ner": 30.0, "encoder": 9.0}, "words": 60, "examples": 2}
+    axes = panels_of(write(tmp_path / "log.jsonl", lines))["Loss"]
+    assert curves(axes) == {
+        "ner": [(0, 2.0 * 1 / 10), (4, 6.0 * 4 / 240), (8, pytest.approx(10.0 * 4 / 560))],
+        "ner, dev set": [(8, 0.5)],
+    }
+    assert "sizes of gradients: encoder, tok2vec." in axes.caption
+    without_words = [{key: value for key, value in line.items() if key != "words"} for line in lines]
+    axes = panels_of(write(tmp_path / "without.jsonl", without_words))["Loss"]
+    assert axes.get_ylabel() == "loss per step" and curves(axes) == {"ner": [(0, 2.0), (4, 6.0), (8, 10.0)]}
+
+
+@needs_matplotlib
+def test_figures_groups_with_the_same_rates_share_a_curve(tmp_path):
+    rates = [{**{f"layer-{i}": 0.001 * 0.8**i for i in range(20)}, "same": 0.001, "frozen": 0.0} for _ in range(9)]
+    axes = panels_of(write(tmp_path / "log.jsonl", [row(i, learn_rates=rates[i]) for i in range(9)]))["Learning rate"]
+    assert "left out: frozen." in axes.caption and axes.get_yscale() == "log"
+    assert len(curves(axes)) == 20 and next(iter(curves(axes))) == "layer-0, same"
+    assert len({line.get_color() for line in axes.lines}) == 20
+    # Where rates end; but not below a hundredth of the lowest peak.
+    assert axes.get_ylim()[0] == pytest.approx(0.7 * 0.001 * 0.8**19)
+
+
+@needs_matplotlib
+def test_figures_of_a_long_run_keep_every_peak_and_mark(tmp_path):
+    n, peaks = 8_000, list(range(123, 8_000, 266))
+    lines = [row(i, losses={"ner": 100.0 * i}, grad_norm=1.0, grad_spikes=bisect_right(peaks, i)) for i in range(n)]
+    for i, step in enumerate(peaks):
+        lines[step]["grad_norm"] = 100.0 + i
+    panels = panels_of(write(tmp_path / "log.jsonl", lines))
+    (*_, faint), (*_, bold) = series(panels["Gradient norm"])
+    assert len(faint) + len(bold) < 2000 and {(step, 100.0 + i) for i, step in enumerate(peaks)} <= {*faint}
+    assert marks(panels["What happened"]) == [("gradient spike", COLOURS[1], "v", peaks)]
+    # Single spikes do not bend the bold curve; in the middle of a straight line, a mean of neighbours is on it.
+    assert {norm for _, norm in bold} == {1.0}
+    assert all(loss == pytest.approx(x) for x, loss in curves(panels["Loss"])["ner"] if 100 <= x < n - 100)
+
+
+@needs_matplotlib
+def test_figures_mark_what_rules_did(tmp_path):
+    """Rare ones through all panels, frequent ones in a row of their own."""
+
+    def fired(name, step):
+        return {"controller": name, "operation": "lr", "action": "should_cut", "event": "on_log", "step": step}
+
+    lines = rows(60)
+    for line in lines:
+        step = line["step"]
+        line["controller"] = [fired("often", step)] + [fired("rare $", step)] * (step in (20, 40))
+    lines[3]["controller"] = [None, {"controller": 3, "step": 1}, {"controller": "no step"}, "text"]
+    lines[4]["controller"] = "text"
+    path = write(tmp_path / "log.jsonl", lines)
+    run = only(read_runs([path]))
+    assert ("rule rare $", 20, "lr.should_cut") in events(run) and len(events(run)) == 58 + 2
+    *others, happened = panels_of(path).values()
+    often, rare = COLOURS[2:4]
+    assert marks(happened) == [
+        ("rule often", often, "o", [step for step in range(60) if step not in (3, 4)]),
+        ("rule rare $", rare, "o", [20, 40]),
+    ]
+    through = [("", rare, "-.", [(step, 0), (step, 1)]) for step in (20, 40)]
+    assert all(series(axes)[-3:] == [*through, ("rule rare $", rare, "-.", [])] for axes in others)

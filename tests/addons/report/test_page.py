@@ -1,0 +1,140 @@
+"""Pages and pictures of reports: whole, alone, and with the numbers of the logs."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from io import BytesIO
+
+import pytest
+
+from thinc_torchopt.addons.report.report import Report, read_report
+from thinc_torchopt.addons.report.runs import read_runs
+from thinc_torchopt.core.errors import ConfigError
+
+from .kit import Page, losses, needs_matplotlib, row, rows, write
+
+# ---------------------------------------------------------------------- files
+
+
+def three_logs(folder):
+    """Of runs with all that a report marks, names that are no Latin letters, and such as would be tags."""
+    names = ["<script>alert(1)</script>", 'ner & "x" $5$', "タガー", "عربي", "a\tb\x1b"]
+    paths = []
+    for i, name in enumerate(("one", "t<w>o", "drei")):
+        lines = rows(80)
+        for line in lines:
+            step = line["step"]
+            line |= {
+                "losses": {name: 10.0 * (j + 1) / (step + 1) for j, name in enumerate(names)},
+                "grad_spikes": step // 30,
+            }
+            line |= {
+                "skipped_updates": step // 30,
+                "outside_writes": step // 50,
+                "rollbacks": step // 40,
+            }
+            line |= {
+                "learn_rates": {f"{name}/layer-{k}": 0.1 * (i + 1) * 0.7**k for k in range(12) for name in names[:1]}
+            }
+            line |= {"last_checkpoint": step // 20 * 20} if step > 20 else {}
+            line |= {"last_rollback": [40, 20]} if step >= 40 else {}
+        paths.append(write(folder / name / "log.jsonl", lines, "{" if i == 1 else ""))
+    return paths
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("n", [1, 3])
+def test_page_page_is_one_file_with_all_in_it(tmp_path, n):
+    paths = three_logs(tmp_path)
+    output = tmp_path / "new" / "report.html"
+    read_report(*paths[:n]).to_disk(output)
+    assert [path.name for path in output.parent.iterdir()] == ["report.html"]
+    text, page = output.read_text(encoding="utf8"), Page(output)
+    # Nothing is loaded from elsewhere, and no name became a tag.
+    links = [found.get(key) for _, found in page.tags for key in ("src", "href", "xlink:href") if key in found]
+    assert all(link.startswith("#") for link in links) and not re.search(r"url\((?!#)|@import|fetch\(", text)
+    assert not page.all("script") and not page.all("w")
+    words = "".join(page.texts)
+    assert (
+        "<script>alert(1)</script>" in words
+        and 'ner & "x" $5$' in words
+        and "タガー" in words
+        and "a\ufffdb\ufffd" in words
+    )
+    # Every id is there once, every reference leads somewhere.
+    ids = [found["id"] for _, found in page.tags if "id" in found]
+    assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
+    assert len(page.all("svg")) == 2 * len(page.all("section")) == 2 * (6 if n == 1 else 10)
+    for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ElementTree.parse(BytesIO(svg.encode("utf8")))
+    assert "went back to the checkpoint of step 20" in words and "gradient spike" in words
+    # The same logs give the same page.
+    if n == 1:
+        read_report(*paths[:n]).to_disk(output)
+        assert output.read_text(encoding="utf8") == text
+    assert ("ends in half a line" in words) == (n == 3)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("suffix,start", [("png", b"\x89PNG"), ("SVG", b"<?xml"), ("pdf", b"%PDF")])
+def test_page_pictures(tmp_path, suffix, start):
+    output = tmp_path / f"report.{suffix}"
+    output.write_text("old")
+    log = three_logs(tmp_path)[0] if suffix == "png" else write(tmp_path / "a" / "log.jsonl", losses(2.0, 1.0))
+    read_report(log).to_disk(output)
+    assert output.read_bytes().startswith(start)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [output.name]
+
+
+@needs_matplotlib
+def test_page_panels_share_their_steps(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **kwargs: (figures.append(figure), save(figure, *args, **kwargs))
+    )
+    lines = [
+        {key: line.get(key) for key in ("step", "score", "learn_rates")} | {"losses": {"ner": 1.0}} for line in rows(80)
+    ]
+    runs = read_runs([write(tmp_path / "a.jsonl", lines), write(tmp_path / "b.jsonl", lines[:40])])
+    Report(runs).to_disk(tmp_path / "report.html")
+    Report(runs).to_disk(tmp_path / "report.png")
+    picture = figures[-1]
+    axes = [axes for figure in figures[:-1] for axes in figure.axes] + picture.axes[1:]
+    assert len({axes.get_xlim() for axes in axes}) == 1 and axes[0].get_xlim()[1] >= 79
+    assert all(axes.get_ylabel() for axes in axes) and all(figure.axes[-1].get_xlabel() == "step" for figure in figures)
+    # In the picture the plots are exactly below each other, and nothing is cut off.
+    places = [axes.get_position() for axes in picture.axes[1:]]
+    assert len({(round(place.x0, 3), round(place.x1, 3)) for place in places}) == 1
+    box, (width, height) = picture.get_tightbbox(), picture.get_size_inches()
+    assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("lines", [[row(0)], [{**losses(1.0)[0], "score": 0.5}], losses(0.0, 0.0)], ids=range(3))
+def test_page_of_hardly_anything(tmp_path, lines):
+    runs = read_runs([write(tmp_path / "log.jsonl", lines)])
+    for suffix in ("html", "png"):
+        Report(runs).to_disk(tmp_path / f"report.{suffix}")
+    assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf8")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_matplotlib
+def test_page_errors_of_the_output(tmp_path):
+    runs = read_runs([write(tmp_path / "log.jsonl", rows(3))])
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, found in [
+        ("report.txt", r"\.html, \.pdf, \.png or \.svg, found '\.txt'"),
+        ("report", "found ''"),
+        ("folder.html", "a folder"),
+    ]:
+        with pytest.raises(ConfigError, match=f"Can't write .*{found}"):
+            Report(runs).to_disk(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"Can't write .*report\.html"):
+        Report(runs).to_disk(tmp_path / "file" / "report.html")
+    nothing = read_runs([write(tmp_path / "nothing.jsonl", [{"step": 0, "losses": {}}])])
+    with pytest.raises(ConfigError, match="no line has a number"):
+        Report(nothing).to_disk(tmp_path / "report.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html", "log.jsonl", "nothing.jsonl"]
