@@ -683,6 +683,8 @@ def test_init_best_sets_rate_and_end(tmp_path):
     steps, every = training["max_steps"], training["eval_frequency"]
     assert (training["patience"], training["max_epochs"]) == (0, 0)
     assert steps % every == 0 and f"max_steps = {steps}" in told and "patience = 0" in told
+    assert f"learn_rate: up to {block['learn_rate']['initial_rate']:.3g}, for" in told
+    assert "rises in 150 steps, 25% of the training" in told and "averages: of about 30 updates, 5% of" in told
     optimizer.set_total_steps(steps + 1)  # as the training loop does: spaCy counts from 0, and stops after max_steps
     rates = []
     for _ in range(steps + 2):

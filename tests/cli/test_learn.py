@@ -48,10 +48,14 @@ def wait_for_rows(output, n, process):
 def test_learn_goes_on_after_a_kill(model, started, tmp_path):
     """With the same weights, scores and files as a run that was never stopped."""
     stream = write_stream(tmp_path / "stream.jsonl", 120)
-    flags = ["--every", "5", "--save-every", "20", "--replay", "1"]
+    flags = ["--every", "5", "--save-every", "20", "--replay", "1", "--watch", stream, "--watch-every", "40"]
     table = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "one", *flags).stdout
-    scores = [f"{row['score']:.3f}" for row in rows(tmp_path / "one")]
-    assert "score (0-1)" in table and [line.split()[2] for line in table.splitlines() if " 0." in line] == scores
+    assert "120 texts were learned" in table
+    printed = []
+    for n, row in zip(range(0, 121, 5), rows(tmp_path / "one"), strict=True):  # before the first text, too: --watch
+        scores = [f"{score:.3f}" for score in (row["score"], row["watched"]) if score is not None]
+        printed.append([str(n), str(sum(4 + i % 2 for i in range(n))), *scores, "0.005"])  # see `toy_examples`
+    assert [line.split() for line in table.splitlines() if " 0." in line] == printed
     for n, number in ((3, signal.SIGKILL), (11, signal.SIGTERM)):
         process = started(model, stream, "--output", tmp_path / "two", *flags)
         wait_for_rows(tmp_path / "two", n, process)
@@ -61,7 +65,8 @@ def test_learn_goes_on_after_a_kill(model, started, tmp_path):
         if number == signal.SIGTERM:
             assert "Stopped by SIGTERM" in printed and "Error" not in printed
     run = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "two", *flags)
-    assert "Going on after" in run.stdout
+    n = int(re.search(r"Going on after (\d+) texts", run.stdout)[1])
+    assert f"from line {n + 1} of the stream" in run.stdout and f"ended: {120 - n} texts were learned" in run.stdout
     assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
 
 

@@ -6,9 +6,6 @@ import pytest
 import spacy
 from confection import Config
 from spacy.tokens import DocBin
-from spacy.training import Corpus as SpacyCorpus
-from spacy.training.loop import create_train_batches
-from spacy.util import registry
 
 from thinc_torchopt.core.algorithms.facts import FAR, usual_rates
 from thinc_torchopt.loop.checkpoint_folder import steps_of
@@ -67,15 +64,6 @@ def test_preflight_component_without_annotations(preflight, tmp_path):
     ]
 
 
-def test_preflight_streamed_corpus(preflight):
-    """Read in part, and its end ends nothing."""
-    found = preflight(CNN, training__max_epochs=-1)
-    assert named(found["checked"], "72 texts in [corpora.train]")
-    [end] = [line["text"] for line in found["lines"] if line["about"] == "Ends"]
-    assert "streamed again and again (max_epochs = -1): its end does not end the training" in end
-    assert found["costs"]["epochs"] is None and found["costs"]["steps"] == 51
-
-
 def test_preflight_changes_no_file(preflight, tmp_path, monkeypatch, corpus):
     config, here = tmp_path / "guards.cfg", tmp_path / "here"
     config.write_text(smaller((CONFIGS / "guards.cfg").read_text()))
@@ -120,25 +108,6 @@ def test_preflight_usual_rates():
 # ---------------------------------------------------------------------- costs
 
 
-@pytest.mark.parametrize(
-    "size", [40, {"@schedules": "compounding.v1", "start": 20, "stop": 200, "compound": 1.1}], ids=["same", "growing"]
-)
-def test_preflight_counts_steps_and_words_as_spacy_draws_them(size, tmp_path, preflight, corpus):
-    config = Config().from_disk(CNN, interpolate=False)
-    config["training"]["batcher"]["size"] = size
-    config["training"]["optimizer"]["learn_rate"] = 0.001
-    config.to_disk(tmp_path / "config.cfg")
-    found = preflight(tmp_path / "config.cfg", training__max_epochs=5, training__max_steps=0)["costs"]
-    nlp = spacy.blank("en")
-    batcher = registry.resolve({"batcher": config["training"]["batcher"]})["batcher"]
-    batches = [batch for _, batch in create_train_batches(nlp, SpacyCorpus(corpus["train"]), batcher, 5)]
-    words = sum(len(example) for batch in batches for example in batch)
-    # Batches of other sizes meet other texts: the shuffles are the same, by [training] seed, only with the same draws.
-    assert found["words"] == words == 5 * 324 and found["epochs"] == pytest.approx(5.0)
-    if size == 40:
-        assert abs(found["steps"] - len(batches)) <= 5
-
-
 def test_preflight_sizes_are_those_on_disk(trained, preflight):
     """Of a checkpoint, and of a model: what is beside the params (JSON, strings) is small."""
     folder, _ = trained("checkpoint.cfg")
@@ -161,14 +130,6 @@ def test_preflight_room_for_checkpoints(small_disk, preflight):
     (small_disk / "deep").write_text("a file")
     [stop] = preflight(CONFIGS / "checkpoint.cfg", **settings)["stops"]
     assert stop.startswith("Can't write checkpoints")
-
-
-def test_preflight_times_steps(preflight, tmp_path):
-    (tmp_path / "config.cfg").write_text(smaller(CNN.read_text()))
-    found = preflight(tmp_path / "config.cfg", is_timed=True, training__max_steps=100)
-    assert not found["stops"] and found["costs"]["seconds"]["step"] > 0 and found["costs"]["seconds"]["evaluation"] > 0
-    [text] = [line["text"] for line in found["lines"] if line["about"] == "Time"]
-    assert "for 101 steps and 1 evaluation" in text
 
 
 def test_preflight_times_steps_that_fail(preflight, tmp_path):

@@ -11,6 +11,9 @@ from spacy.tokens import Doc, DocBin, Span
 
 from thinc_torchopt.addons.report.errors import N_WORST, compare
 from thinc_torchopt.addons.report.figures import draw
+from thinc_torchopt.addons.report.labels import Trained
+from thinc_torchopt.addons.report.report import Report
+from thinc_torchopt.addons.report.runs import read_runs
 from thinc_torchopt.core.errors import ConfigError
 
 TAGS, DEPS = ("NN", "<i>", "''"), ("nsubj", "<i>&", "punct")
@@ -100,6 +103,41 @@ def test_errors_that_are_worst_come_first(foretold, tmp_path):
         assert {one.number % 2 for one in kind.worst} == {0}  # every second text is predicted as it is annotated
     [cats] = [one for one in found.kinds if one.kind == "cats"]
     assert all(max(abs(h - s) for _, h, s in one.categories) == one.badness > 0.5 for one in cats.worst)
+
+
+def in_letters(doc, labels):
+    """One-word entities, a letter for each word."""
+    doc.set_ents([Span(doc, i, i + 1, label) for i, label in enumerate(labels) if label != "-"])
+
+
+def test_errors_are_printed_with_their_labels(foretold, tmp_path):
+    """Of A, 2 of 3 are found, and 2 of 4 are right; of B, 1 of 2, and 1 of 1."""
+    nlp, component = foretold
+    corpora = {
+        "train": [("AAA", ""), ("AAB", "")],
+        "dev": [("AB-", "AA-"), ("A--", "A--"), ("A--", "---"), ("-B-", "-BA")],
+    }
+    config = {"training": {f"{name}_corpus": f"corpora.{name}" for name in corpora}, "corpora": {}}
+    for name, rows in corpora.items():
+        docs = [nlp.make_doc(f"{name} {i} text") for i in range(len(rows))]
+        for doc, (annotated, predicted) in zip(docs, rows):
+            in_letters(doc, annotated)
+            component.told[doc.text] = lambda doc, predicted=predicted: in_letters(doc, predicted)
+        DocBin(docs=docs).to_disk(tmp_path / f"{name}.spacy")
+        config["corpora"][name] = {"path": str(tmp_path / f"{name}.spacy")}
+    (tmp_path / "log.jsonl").write_text('{"step": 0, "losses": {}}')
+    found = Report(read_runs([tmp_path / "log.jsonl"]), Trained(["ner"], config), compare(nlp, tmp_path / "dev.spacy"))
+    shown = repr(found).splitlines()
+    assert shown[0] == "Finds 60 of 100 entities; 60 of 100 that it names are right."
+    at = shown.index("Entities:")
+    assert [line.split() for line in (shown[at + 1], *shown[at + 3 : at + 5])] == [
+        ["label", "precision", "recall", "F-score", "in", "training", "annotated", "predicted", "right"],
+        ["A", "0.500", "0.667", "0.571", "5", "3", "4", "2"],
+        ["B", "1.000", "0.500", "0.667", "1", "2", "1", "1"],
+    ]
+    assert shown[-2:] == [
+        "Trained: ner. Corpora: train 2 texts, 6 words; dev 4 texts, 12 words.", "Entities: 4 errors in dev.spacy."
+    ]  # fmt: skip
 
 
 def test_errors_in_long_texts_are_shown_with_what_is_around(foretold, tmp_path):

@@ -54,11 +54,57 @@ def test_report_does_not_overwrite_what_it_reads(tmp_path):
     assert log.read_bytes() == before
 
 
+# Evaluated in each of three lines, so that evaluations can't be told from steps.
+LONG = [
+    evaluated(0, 0.25, seconds=2.5, words=1_000),
+    evaluated(1_000, 0.75, seconds=90.0, words=200_000, skipped_updates=2, grad_spikes=1_000),
+    evaluated(
+        2_000,
+        0.5,
+        epoch=12,
+        seconds=7_384.0,
+        words=4_000_000,
+        skipped_updates=3,
+        grad_spikes=1_234,
+        rollbacks=2,
+        learn_rates={"frozen": 0.0, "default": 0.00125},
+        time_spent={"data": 72.0, "updates": 5_400.0, "evaluations": 1_440.0, "saving": 288.0},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "facts", "time"),
+    [
+        # 100 words and 0.25 seconds a step.
+        (
+            rows(12),
+            ["0.9167 at step 10", "0.9167", "11 epoch 1", "400", "3.2 s", "0", "0", "0", "0.001 down to 0.0005"],
+            [],
+        ),
+        (
+            LONG,
+            ["0.75 at step 1,000", "0.5", "2,000 epoch 12", "542", "2 h 3 min", "3", "1,234", "2", "0.00125"],
+            [
+                "Time: updates 1 h 30 min (75%), evaluations on the dev set 24 min 0 s (20%), logging and saving "
+                "4 min 48 s (4%), reading texts 1 min 12 s (1%)."
+            ],
+        ),
+    ],
+)
+def test_report_prints_the_numbers_of_a_log(tmp_path, lines, facts, time):
+    names = ["best score", "last score", "last step", "words per second", "duration", "skipped updates"]
+    names += ["gradient spikes", "rollbacks", "final rate"]
+    found = read_report(write(tmp_path / "log.jsonl", lines))
+    shown = [line for line in repr(found).splitlines() if line.startswith(tuple(names))]
+    assert [re.split("  +", line, maxsplit=1) for line in shown] == [list(row) for row in zip(names, facts)]
+    assert found.told == time
+
+
 def test_report_prints_a_summary(tmp_path):
     logs = [write(tmp_path / "a" / "log.jsonl", rows(12), "{"), write(tmp_path / "b" / "log.jsonl", rows(7))]
     lines = report(*logs).stdout.splitlines()
     assert lines[0].split() == ["run", "a", "b"]
-    assert lines[2].split()[:6] == ["best", "score", "0.9167", "at", "step", "10"]
     assert any(line.startswith("Note: log.jsonl ends in half a line") for line in lines)
     assert json.loads(report(*logs, "--json").stdout) == [summarize(run) for run in read_runs(logs)]
     found = report(write(tmp_path / "no.jsonl", [{"text": "a corpus"}]), "--json", check=False)

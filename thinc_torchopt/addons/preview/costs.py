@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import warnings
@@ -77,13 +76,13 @@ def count_work(setup: Setup, train: Corpus) -> TrainingWork | None:
     limits = [training["max_steps"] + 1] if training["max_steps"] else []
     if budget is not None and budget.unit == "steps":
         limits.append(round(budget.amount))
-    batches = create_train_batches(setup.nlp, lambda nlp: iter(train.examples), batcher(), max(max_epochs, 0))
+    batches = create_train_batches(setup.nlp, lambda nlp: iter(train.examples), batcher(), max_epochs)
     # A training without an end: count one epoch.
     most = min([_MOST_BATCHES, *(limits or [len(first)] * (max_epochs <= 0))])
     words = [_words(batch) for _, batch in islice(batches, most)]
     mean = sum(words) / len(words)
     if budget is not None and budget.unit == "words":
-        limits.append(math.ceil(budget.amount / mean))
+        limits.append(max(2, int(budget.amount / mean)))  # it ends within: the rate falls after the first step
     if max_epochs > 0:
         # Fewer batches than requested: these are all.
         is_all = len(words) < most
