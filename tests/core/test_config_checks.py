@@ -10,6 +10,7 @@ from spacy.tokens import DocBin
 
 from thinc_torchopt.core.config_checks import (
     check_corpora,
+    check_labels,
     check_output,
     check_training_section,
     mentions_ours,
@@ -101,6 +102,15 @@ def test_sections_are_checked_against_spacys_schemas(config, section, slip, advi
     config.setdefault(section, {})[slip] = 1
     with pytest.raises(ConfigKeyError, match=rf"\[{section}\]: there is no setting '{slip}'.*{advice}"):
         check_training_section(config)
+
+
+def test_labels_of_a_parser_are_transitions(config, tmp_path):
+    (tmp_path / "labels.json").write_text('["nsubj"]')
+    config["components"]["parser"] = {"factory": "parser"}
+    for labels in (["nsubj"], {"@readers": "spacy.read_labels.v1", "path": str(tmp_path / "labels.json")}):
+        config["initialize"] = {"components": {"parser": {"labels": labels}}}
+        with pytest.raises(ConfigError, match=r"\[initialize.components.parser.*expected the transitions of a parser"):
+            check_labels(config)
 
 
 def test_output_may_be_a_link_to_a_folder_only(tmp_path):

@@ -109,11 +109,8 @@ def test_algorithm_takes_such_options_by_group():
     [
         ("lion", {"cautios": True}, r"no option cautios\. It has: .*cautious.*use_gc"),
         ("sgdw", {"adam_debias": True}, "no option adam_debias"),
-        (
-            "schedulefreeadamw",
-            {"use_palm": True},
-            "no option use_palm",
-        ),  # the library puts it into the group, and never reads it
+        # The library puts it into the group, and never reads it.
+        ("schedulefreeadamw", {"use_palm": True}, "no option use_palm"),
     ],
 )
 def test_algorithm_refuses_options_that_it_does_not_read(name, options, said):

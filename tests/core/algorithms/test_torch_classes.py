@@ -261,8 +261,9 @@ def test_torch_optimizers_name_an_unknown_argument_in_python():
         ConfigError, match=r"'torch\.AdamW\.v1': it has no option weigth_decay\. It has: .*weight_decay"
     ):
         torch_optimizers.AdamW(weigth_decay=0.5)
-    with pytest.raises(ConfigError, match=r"'weight_decay'.*expected a number, found 'x'"):
-        torch_optimizers.AdamW(weight_decay="x")
+    for name, value, expected in (("weight_decay", "x", "a number"), ("amsgrad", 1, "true or false")):
+        with pytest.raises(ConfigError, match=rf"'{name}'.*expected {expected}, found {value!r}"):
+            torch_optimizers.AdamW(**{name: value})
 
 
 def test_torch_optimizers_without_muon_in_torch(monkeypatch):
