@@ -117,9 +117,9 @@ test-wheel: $(VENV)/installed  ## Build the wheel, and train with it in a bare v
 test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that setup.cfg allows
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 -m "not slow"
 
-# TEST_FEDERATED: without flwr these tests fail, and are not skipped. MARKS="not slow" leaves out Flower's processes.
+# TESTS_NEED: tests that are skipped as it says fail the session. MARKS="not slow" leaves out Flower's processes.
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
-	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/addons/federated tests/test_docs.py -k "federated or flower or flwr"
+	TESTS_NEED=flwr OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/addons/federated tests/test_docs.py -k "federated or flower or flwr"
 
 test-transformers: $(TRANSFORMERS)/installed  ## Run the tests of transformers with spacy-transformers and MiniLM (three minutes)
 	HF_HUB_OFFLINE=1 $(subst $(BIN),$(TRANSFORMERS)/bin,$(PYTEST)) -n 2 --dist worksteal -m "not slow" \

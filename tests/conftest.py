@@ -20,6 +20,8 @@ from thinc_torchopt.core.compat import has_opacus, import_opacus_accountants
 
 from .forks import save_time
 
+pytest_plugins = ["tests.skips"]
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 ROOT = Path(__file__).resolve().parents[1]

@@ -158,6 +158,15 @@ def test_host_swap_puts_back_what_is_still_ours():
         assert getattr(owner, name) is theirs
 
 
+@pytest.mark.parametrize("error", [OSError, AttributeError])
+def test_host_has_no_name_for_the_code_of_blis_where_it_is_not_exported(monkeypatch, error):
+    def load(path):
+        raise error
+
+    monkeypatch.setattr(host.ctypes, "CDLL", load)
+    assert host.code_of_blis() is None
+
+
 def test_host_swapped_module_of_hugging_face():
     """Their shim keeps it in two places; a state that is loaded brings another one."""
     shim, first, second, loaded = PyTorchShim(torch.nn.Linear(1, 1)), *(torch.nn.Linear(1, 1) for _ in range(3))

@@ -21,10 +21,13 @@ import spacy.training.loop
 import srsly
 import torch
 from confection import Config
+from spacy.language import Language
 from spacy.tokens import Doc, DocBin
 from spacy.training.initialize import init_nlp
+from spacy.training.loop import create_train_batches
 from spacy.training.loop import train as spacy_train
-from spacy.util import registry
+from spacy.util import registry, resolve_dot_names
+from thinc.api import fix_random_seed
 
 from thinc_torchopt import Checkpoints, TorchOptimizer
 from thinc_torchopt.addons.preview import explain
@@ -142,6 +145,69 @@ def test_checkpoint_resume_is_exact(request, variant, corpus, tmp_path):
     assert together == whole and len(whole) == 11
     assert min(parts[-1]) == stops[-1]  # it went on, and not from the start
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def plain_loop(config, steps):
+    """A training as a `for`: spaCy's texts and gradients, torch's SGD and clipping, thinc's averages."""
+    config = config.interpolate()
+    nlp, seen, settings = init_nlp(config), [], config["training"]
+    [read] = resolve_dot_names(config, [settings["train_corpus"]])
+    batcher = registry.resolve(settings["batcher"])
+    nodes = [(node, name) for _, pipe in nlp.pipeline for node in pipe.model.walk() for name in node.param_names]
+    params = [torch.from_numpy(node.get_param(name)) for node, name in nodes]
+    averages = [numpy.zeros(param.shape, dtype="f") for param in params]
+    optimizer = torch.optim.SGD(params, momentum=0.9)
+    fix_random_seed(settings["seed"])
+    for step, (epoch, batch) in zip(range(steps), create_train_batches(nlp, read, batcher, 0)):
+        seen.append((epoch, [example.text for example in batch]))
+        nlp.update(batch, sgd=False, drop=settings["dropout"])
+        for param, (node, name) in zip(params, nodes):
+            param.grad = torch.from_numpy(node.get_grad(name))
+        torch.nn.utils.clip_grad_norm_(params, 0.5)
+        optimizer.param_groups[0]["lr"] = 0.2 * (step / 2 if step < 2 else (20 - step) / 18)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        for average, (node, name) in zip(averages, nodes):
+            node.ops.update_averages(average, node.get_param(name), step + 1)
+    return seen, params, averages
+
+
+def test_checkpoint_resumed_run_is_a_plain_loop(corpus, tmp_path, monkeypatch):
+    """Texts, epochs, weights, and the averages in the saved pipeline: the parts are not only equal to our own whole."""
+    optimizer = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "grad_clip": 0.5, "use_averages": True}
+    optimizer |= {"learn_rate": {"@schedules": "warmup_linear.v1", "initial_rate": 0.2, "warmup_steps": 2}}
+    optimizer["learn_rate"]["total_steps"] = 20
+    optimizer |= {"algorithm": {"@torch_optimizers": "torch.SGD.v1", "momentum": 0.9}}
+    optimizer |= {"checkpoint": {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path / "state"), "every": 3}}
+    config = config_for(tmp_path, corpus, steps=9, training__optimizer=optimizer)
+    seen, params, averages = plain_loop(config, 10)
+    texts, epochs, at = {}, {}, []
+    update = Language.update
+
+    def noted(self, examples, **kwargs):
+        texts[at[-1]] = [example.text for example in examples]
+        return update(self, examples, **kwargs)
+
+    monkeypatch.setattr(Language, "update", noted)
+
+    def tell(info):
+        epochs[info["step"]] = info["epoch"]
+
+    for stop in (5, None):
+        nlp, _ = run_and_tell(config, tmp_path / "out", tell, crash_at=stop, act=at.append)
+    assert at == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9]
+    assert [(epochs[step], texts[step]) for step in range(10)] == seen and epochs[9] == 2
+    saved = spacy.load(tmp_path / "out" / "model-last")
+    for found, expected in ((nlp, params), (saved, averages)):
+        values = [
+            node.get_param(name)
+            for _, pipe in found.pipeline
+            for node in pipe.model.walk()
+            for name in node.param_names
+        ]
+        for one, other in zip(values, expected, strict=True):
+            # Sums of ten updates in float32, of weights up to 2.
+            numpy.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6)
 
 
 def test_checkpoint_resume_is_exact_where_a_component_has_nothing_to_learn_from(corpus, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import weakref
 from pathlib import Path
 
@@ -232,6 +233,16 @@ def test_digest_of_a_text_is_of_its_tokens(nlp):
     assert len({digest_of(doc) for doc in texts}) == 3
     texts[0][0].tag_ = "X"
     assert digest_of(texts[0]) == digest_of(Doc(nlp.vocab, words=["a", "b"], spaces=[True, False]))
+
+
+def test_teacher_is_found_by_the_name_of_its_package(folder, tmp_path, monkeypatch):
+    """As `spacy package` makes it: the pipeline is in a folder beside the code."""
+    shutil.copytree(folder, tmp_path / "xx_of_test" / "xx_of_test-1.0")
+    (tmp_path / "xx_of_test" / "__init__.py").touch()
+    (about := tmp_path / "xx_of_test-1.0.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: xx_of_test\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Teacher("xx_of_test").digest == Teacher(folder).digest
 
 
 def test_teacher_refuses_what_is_no_pipeline(tmp_path, folder):

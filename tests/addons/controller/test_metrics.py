@@ -73,6 +73,16 @@ def test_history_slides_and_keeps_repeated_values(whole_history):
     assert again["training_loss"]["steps"] == [1, 2, 3]  # the same log once more
 
 
+def test_history_takes_the_newest_of_the_new_logs_that_has_a_loss():
+    controller, logs, dev = watch("HistoryBasedMetric", event="on_log"), [], {"eval_loss": 9.0}
+    expected = []
+    for step, new in enumerate([[4.0, dev], [3.0, 2.0, dev], [dev], [1.0], [1.0]]):
+        logs += [one if one is dev else {"loss": one} for one in new]
+        found = value(controller, "on_log", step=step, log_history=logs)
+        expected += [one for one in new if one is not dev][-1:]
+        assert found["training_loss"]["loss"] == expected
+
+
 def test_history_of_steps_and_evaluations():
     controller = watch("HistoryBasedMetric", {"window_size": 2, "source_event": "on_step_end"})
     for step in range(3):

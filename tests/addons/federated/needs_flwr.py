@@ -1,10 +1,8 @@
-"""Skips the module that imports this where flwr is not installed. `make test-federated` installs it, and skips none."""
-
-import os
+"""Skips the module that imports this where flwr is not installed."""
 
 import pytest
 
 from thinc_torchopt.core.compat import has_flwr
 
-if not has_flwr and not os.environ.get("TEST_FEDERATED"):
+if not has_flwr:
     pytest.skip("flwr is not installed: make test-federated", allow_module_level=True)

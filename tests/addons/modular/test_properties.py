@@ -286,6 +286,7 @@ def test_properties_aux_vars_come_back_from_the_wire(shapes, dtype, is_delta):
 @given(at=st.floats(0, 1), byte=st.integers(0, 255), cut=st.booleans())
 def test_properties_damaged_bytes_are_refused_or_harmless(at, byte, cut):
     data = bytearray(to_bytes({"scaffold": ScaffoldAuxVar(delta={"w": torch.ones(3)}, clients=("a",))}))
+    assert from_bytes(bytes(data))["scaffold"].clients == ("a",)
     place = int(at * (len(data) - 1))
     if cut:
         data = data[:place]

@@ -8,6 +8,7 @@ import spacy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spacy.ml.staticvectors import StaticVectors
 from spacy.pipeline.tagger import DEFAULT_TAGGER_MODEL
 from spacy.tokens import Doc
 from spacy.training import Example
@@ -26,6 +27,7 @@ from thinc.api import (
     clone,
     concatenate,
     expand_window,
+    ragged2list,
     residual,
     with_array,
 )
@@ -60,12 +62,13 @@ def clear(nlp):
                     node.get_grad(param)[...] = 0.0
 
 
-def one_at_a_time(nlp, examples, clip, frozen=(), exclude=()):
+def one_at_a_time(nlp, examples, clip, frozen=(), exclude=(), drop=0.0):
     """The norms of the examples, and the sum of their clipped gradients."""
     norms, total = [], {}
     for example in examples:
         clear(nlp)
-        nlp.update([example], sgd=False, drop=0.0, exclude=exclude)
+        numpy.random.seed(0)  # of dropout: the same each time
+        nlp.update([example], sgd=False, drop=drop, exclude=exclude)
         found = {key: grad for key, grad in grads_of(nlp).items() if key not in frozen}
         norms.append(math.sqrt(sum((grad**2).sum() for grad in found.values())))
         for key, grad in found.items():
@@ -74,11 +77,12 @@ def one_at_a_time(nlp, examples, clip, frozen=(), exclude=()):
     return numpy.array(norms), total
 
 
-def assert_as_one_at_a_time(nlp, examples, clip=None):
-    norms, _ = one_at_a_time(nlp, examples, 1.0)
+def assert_as_one_at_a_time(nlp, examples, clip=None, drop=0.0):
+    norms, _ = one_at_a_time(nlp, examples, 1.0, drop=drop)
     clip = float(numpy.median(norms)) if clip is None else clip  # so that some are clipped, and some are not
-    norms, total = one_at_a_time(nlp, examples, clip)
-    found = clip_each_example(nlp, examples, clip)
+    norms, total = one_at_a_time(nlp, examples, clip, drop=drop)
+    numpy.random.seed(0)
+    found = clip_each_example(nlp, examples, clip, drop=drop)
     numpy.testing.assert_allclose(found, norms, rtol=CLOSE, atol=1e-12)
     grads = grads_of(nlp)
     assert any(grad.any() for grad in grads.values())
@@ -169,13 +173,18 @@ def tok2vec_with(embed, **settings):
     return tagger_of(registry.resolve({"model": config})["model"])
 
 
-def test_book_static_vectors_as_one_at_a_time():
-    nlp = tok2vec_with("spacy.MultiHashEmbed.v2", attrs=["NORM"], rows=[50], include_static_vectors=True)
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_book_static_vectors_as_one_at_a_time(drop):
+    """Alone with dropout, which then is the same for all examples: of columns."""
+    if drop:
+        nlp = tagger_of(chain(StaticVectors(8), ragged2list()))
+    else:
+        nlp = tok2vec_with("spacy.MultiHashEmbed.v2", attrs=["NORM"], rows=[50], include_static_vectors=True)
     for i, word in enumerate(WORDS[:9]):  # not the other ones
         nlp.vocab.set_vector(word, numpy.random.default_rng(i).normal(size=5).astype("f"))
     examples = tagged(nlp, [4, 1, 19, 2, 2, 9])
     nlp.initialize(lambda: examples)
-    assert_as_one_at_a_time(shaken(nlp), examples)
+    assert_as_one_at_a_time(shaken(nlp), examples, drop=drop)
 
 
 def test_book_character_embeddings_as_one_at_a_time():

@@ -18,6 +18,7 @@ from spacy.util import registry
 from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise
 from thinc_torchopt.addons.privacy.private_run import Privacy, plan_private_training
 from thinc_torchopt.addons.trials.trial import WRITES, begin_training
+from thinc_torchopt.core import compat
 from thinc_torchopt.core.compat import has_opacus
 from thinc_torchopt.core.errors import ConfigError, MissingPackageError, NonFiniteGradError, ParamError, RollbackWarning
 from thinc_torchopt.core.state.files import read_folder
@@ -431,8 +432,8 @@ def test_private_update_that_can_not_be_made_ends_the_run(tmp_path, corpus):
         trained(config)
 
 
-@pytest.mark.skipif(has_opacus, reason="opacus is installed")
-def test_private_needs_opacus_for_noise(tmp_path, corpus):
+def test_private_needs_opacus_for_noise(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(compat, "has_opacus", False)
     with pytest.raises(MissingPackageError, match=r"count the epsilon.*opacus"):
         trained(private(tmp_path, corpus, noise=1.0))
 

@@ -41,11 +41,14 @@ def unbroken(model, tmp_path_factory):
     return stream, folder / "out"
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size):
-    """Weights to the bit, and the scores of texts before they are learned, by spaCy's own scorer."""
+@pytest.mark.parametrize("batch_size, ends", [(1, []), (3, []), (3, [5])])
+def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size, ends):
+    """Weights to the bit, and the scores of texts before they are learned, by spaCy's own scorer. Also after a stop."""
     stream = write_stream(tmp_path / "stream.jsonl", 12)
-    found, told = learn(model, stream, tmp_path / "out", every=6, batch_size=batch_size)
+    settings = {"every": 6, "batch_size": batch_size}
+    parts = [learn(model, stream, tmp_path / "out", **settings, is_stopped=stops(end)) for end in (*ends, 99)]
+    by_texts, told = {row.texts: row for rows, _ in parts for row in rows}, parts[-1][1]
+    found = [by_texts[6], by_texts[12]]
     nlp, optimizer = load(model)
     fix_random_seed(nlp.config.interpolate()["training"]["seed"])
     optimizer.initialize(nlp)
@@ -70,7 +73,7 @@ def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size):
     # The weights of a new pipeline's scores: half for each component.
     assert found[1].score == pytest.approx(0.5 * expected[1]["tag_acc"] + 0.5 * expected[1]["ents_f"])
     assert sum(row.losses["ner"] for row in found) * 6 == pytest.approx(losses["ner"], rel=1e-6)
-    assert [row.texts for row in found] == [6, 12] and told == []
+    assert [row.texts for row in parts[-1][0]] == [6, 12] and told == []
 
 
 # Stops and crashes after some texts, one run after the other; the last run goes to the end.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from thinc.api import PyTorchWrapper
+from thinc.api import PyTorchWrapper, warmup_linear
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD
@@ -35,10 +35,10 @@ class Five(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(torch.ones(3)))
 
 
-def setting(names=tuple(BLOCKS), **options):
+def setting(names=tuple(BLOCKS), rate=RATE, **options):
     nlp = toy_pipeline(["tagger"], shared=False)
     nlp.get_pipe("tagger").model = model = PyTorchWrapper(Five(names))
-    optimizer = TorchOptimizer(SGD(), RATE, grad_clip=0.0, param_groups=PARAM_GROUPS, **options)
+    optimizer = TorchOptimizer(SGD(), rate, grad_clip=0.0, param_groups=PARAM_GROUPS, **options)
     optimizer.initialize(nlp)
     return nlp, model.shims[0]._model, optimizer
 
@@ -152,6 +152,16 @@ def test_rate_changes_take_no_rate_below_the_lowest():
     assert rates_of(optimizer)["a1"] == pytest.approx(0.02)
     optimizer.scale_learn_rates(["one"], 2.0, 0.05)
     assert rates_of(optimizer)["a1"] == pytest.approx(0.04)
+
+
+def test_rate_changes_hold_where_the_rate_begins_at_zero():
+    """Zero is below the lowest already, and half of zero is zero: the rates to come are halved."""
+    nlp, module, optimizer = setting(rate=warmup_linear(RATE, 2, 100))
+    optimizer.scale_learn_rates(["one"], 0.5, 0.02)
+    update(nlp, module, optimizer)
+    assert rates_of(optimizer) == pytest.approx(
+        {"a1": RATE / 4, "a2": RATE / 4, "b1": RATE / 2, "b2": 0.5, "c": RATE / 2}
+    )
 
 
 def test_rate_changes_take_no_rate_above_the_highest():
