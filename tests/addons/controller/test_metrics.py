@@ -74,7 +74,7 @@ def test_history_slides_and_keeps_repeated_values(whole_history):
 
 
 def test_history_takes_the_newest_of_the_new_logs_that_has_a_loss():
-    controller, logs, dev = watch("HistoryBasedMetric", event="on_log"), [], {"eval_loss": 9.0}
+    controller, logs, dev = watch("HistoryBasedMetric", {"window_size": 9}, "on_log"), [], {"eval_loss": 9.0}
     expected = []
     for step, new in enumerate([[4.0, dev], [3.0, 2.0, dev], [dev], [1.0], [1.0]]):
         logs += [one if one is dev else {"loss": one} for one in new]

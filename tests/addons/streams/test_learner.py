@@ -41,7 +41,7 @@ def unbroken(model, tmp_path_factory):
     return stream, folder / "out"
 
 
-@pytest.mark.parametrize("batch_size, ends", [(1, []), (3, []), (3, [5])])
+@pytest.mark.parametrize("batch_size, ends", [(1, []), (3, []), (3, [2])])
 def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size, ends):
     """Weights to the bit, and the scores of texts before they are learned, by spaCy's own scorer. Also after a stop."""
     stream = write_stream(tmp_path / "stream.jsonl", 12)
@@ -74,6 +74,7 @@ def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size, ends):
     assert found[1].score == pytest.approx(0.5 * expected[1]["tag_acc"] + 0.5 * expected[1]["ents_f"])
     assert sum(row.losses["ner"] for row in found) * 6 == pytest.approx(losses["ner"], rel=1e-6)
     assert [row.texts for row in parts[-1][0]] == [6, 12] and told == []
+    assert not ends or [row.texts for row in parts[0][0]] == [3]  # it was stopped
 
 
 # Stops and crashes after some texts, one run after the other; the last run goes to the end.
