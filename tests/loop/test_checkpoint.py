@@ -187,7 +187,7 @@ def test_checkpoint_resumed_run_is_a_plain_loop(corpus, tmp_path, monkeypatch):
     files = {**corpus, "train": tmp_path / "train.spacy"}
     config = config_for(tmp_path, files, steps=9, training__optimizer=optimizer)
     seen, params, averages = plain_loop(config, 10)
-    texts, epochs, at = {}, {}, []
+    texts, epochs, at, told = {}, {}, [], []
     update = Language.update
 
     def noted(self, examples, **kwargs):
@@ -201,6 +201,8 @@ def test_checkpoint_resumed_run_is_a_plain_loop(corpus, tmp_path, monkeypatch):
 
     for stop in (5, None):
         nlp, _ = run_and_tell(config, tmp_path / "out", tell, crash_at=stop, act=at.append)
+        told.append(newest_whole(tmp_path / "state").progress)
+    assert [(one.step, one.epoch, one.in_epoch) for one in told] == [(step, *[seen[step][0]] * 2) for step in (3, 9)]
     assert at == [*range(6), *range(4, 10)]  # the run went on after its checkpoint of step 3
     assert [(epochs[step], texts[step]) for step in range(10)] == seen and epochs[9] == 3
     saved = spacy.load(tmp_path / "out" / "model-last")

@@ -192,12 +192,17 @@ def test_filling_categories_that_the_text_does_not_name():
     assert counted.conflicts["textcat_multilabel"] == Counter(RED=1)
     assert fill(cats(NEW=1.0), cats(RED=0.4, BLUE=0.1), [TEXTCAT]).cats == {"NEW": 1.0, "RED": 0.0, "BLUE": 0.0}
     strict = rule_of("textcat_multilabel", settings={"threshold": 0.8})
-    assert fill(cats(), cats(RED=0.9, BLUE=0.7), [strict]).cats == {"RED": 1.0, "BLUE": 0.0}
+    assert fill(cats(), cats(RED=0.8, BLUE=0.7), [strict], counted).cats == {"RED": 1.0, "BLUE": 0.0}
+    assert counted.labels["textcat_multilabel"] == Counter(RED=1, BLUE=1)
+    fill(cats(RED=0.5), cats(RED=0.5), [TEXTCAT], counted)  # at the threshold both say that it holds
+    whole = replace(TEXTCAT, complete=frozenset(["BLUE"]))
+    assert fill(cats(RED=0.0), cats(BLUE=0.7), [whole], counted).cats == {"RED": 0.0}
+    assert counted.conflicts["textcat_multilabel"] == Counter(RED=1, BLUE=1)
 
 
 def test_filling_categories_with_one_that_replaces_another():
     rule = rule_of("textcat_multilabel", replaces={"CRIMSON": frozenset(["RED"])})
-    assert fill(cats(CRIMSON=1.0), cats(RED=0.9), [rule]).cats == {"CRIMSON": 1.0, "RED": 0.0}
+    assert fill(cats(CRIMSON=0.5), cats(RED=0.9), [rule]).cats == {"CRIMSON": 0.5, "RED": 0.0}
     assert fill(cats(CRIMSON=0.0), cats(RED=0.9), [rule]).cats == {"CRIMSON": 0.0, "RED": 1.0}
 
 
