@@ -20,7 +20,7 @@ from thinc_torchopt.loop.run_lock import hold
 
 from ...forks import Started
 from ...spacy_cli import spacy_cli
-from .kit import Page, losses, needs_matplotlib, row, rows, write
+from .kit import Page, evaluated, losses, needs_matplotlib, row, rows, write
 
 # ---------------------------------------------------------------------- the command
 
