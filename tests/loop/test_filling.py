@@ -1,6 +1,7 @@
 """What a teacher fills in, against cases by hand, and laws that hold for all annotations."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import spacy
