@@ -265,7 +265,8 @@ def doubt(nlp: Any, component: str, doc: Doc, new: Doc) -> Any:
         return float(len(spans_of(pipe(new), component) ^ spans_of(doc, component)))
     if component == "parser":
         return numpy.array([float(one.head.i != two.head.i) for one, two in zip(pipe(new), doc)])
-    labels, probabilities = list(pipe.labels), pipe.model.predict([new])[0]
+    # Rounding: cleanlab takes nothing above 1.
+    labels, probabilities = list(pipe.labels), pipe.model.predict([new])[0].clip(0, 1)
     if component == "textcat_multilabel":
         held = [[labels.index(label) for label, value in doc.cats.items() if value]]
         return 1 - float(multilabel_classification.get_label_quality_scores(held, probabilities[None])[0])
