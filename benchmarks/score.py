@@ -108,6 +108,8 @@ _SMALL = {
 }
 _CNN = {"components.tok2vec.model.encode": _SMALL}
 _EWT = "ud-english-ewt"
+# Batches of spaCy's template for a GPU are too large.
+_ON_CPU = {"training.accumulate_gradient": 1, "training.batcher.size": 500}
 
 # In the order that tells most.
 TASKS = {
@@ -133,8 +135,12 @@ TASKS = {
         "food",
         "transformer",
         has_chosen=True,
-        changes={"training.accumulate_gradient": 1, "training.batcher.size": 500},
+        changes=_ON_CPU,
     ),
+    "wnut17": Task(("ner",), "efficiency", "wnut17", has_test=True),
+    "gum": Task(("ner",), "efficiency", "gum"),
+    "gum-spans": Task(("spancat",), "efficiency", "gum", prepare=as_spans),
+    "wnut17-minilm": Task(("ner",), "transformer", "wnut17", "transformer", has_test=True, changes=_ON_CPU),
 }
 
 
