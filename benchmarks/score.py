@@ -338,6 +338,17 @@ def batches_in_texts(training: Block) -> None:
     training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 8}
 
 
+def batches_by_words(training: Block) -> None:
+    """Of a transformer, as large as those by wordpieces."""
+    size = round(training["batcher"]["size"] / 1.25)
+    training["batcher"] = {
+        "@batchers": "spacy.batch_by_padded.v1",
+        "discard_oversize": False,
+        "size": size,
+        "buffer": 256,
+    }
+
+
 def half_batches(training: Block) -> None:
     """The same number of epochs. The peak goes with the square root of the words, as in the recipe."""
     times_length(2.0)(training)
@@ -389,6 +400,7 @@ LEVERS: dict[str, Lever] = {
     "Adagrad for embeddings": embeddings(algorithm={"@torch_optimizers": "torch.Adagrad.v1"}, lr_scale=10.0),
     "Muon for matrices, AdamW beside it": muon,
     "batches of 8 texts": batches_in_texts,
+    "batches by words": batches_by_words,
     "half of the words in a batch": half_batches,
     "twice the length": times_length(2.0),
     "half of the length": times_length(0.5),
