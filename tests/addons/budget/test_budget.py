@@ -109,6 +109,7 @@ def test_budget_of_steps_is_a_schedule_that_knew_the_end(corpus, tmp_path):
     # By eval_frequency = 7, and after a ninth of the budget at the latest.
     assert evaluations_in(infos) == [0, 3, 6, 7, 10, 13, 14, 17, 19]
     assert Budget("20 steps").count_evaluations(20, 7) == 9
+    assert Budget("90 steps").count_evaluations(90, 200) == 10  # at 0, 10, ... 80, and the last one
     assert train(tmp_path, corpus, "20 steps") == {}  # it is over
 
 
