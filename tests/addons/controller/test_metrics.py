@@ -116,6 +116,8 @@ def test_eval_metrics_tell_the_best_score():
     assert [f["best_step"] for f in found] == [None, 10, 10, 10, 40]
     assert [f["evaluations_since_best"] for f in found] == [1, 0, 1, 2, 0]
     assert [f["steps_since_best"] for f in found] == [None, 0, 10, 20, 0]
+    [doubt] = watch("EvalMetrics", event="on_evaluate", text="m['g'] > 0").check_keys(["default"], ["ner"], ["f"])
+    assert f"found 'g'. There are: {', '.join(sorted(found[1]))}" in doubt
 
 
 @pytest.mark.parametrize(
