@@ -52,7 +52,7 @@ RECORD = Path(".pytest_cache", "mutants")
 PAIRS = ["Lt LtE", "Gt GtE", "Eq NotEq", "Is IsNot", "In NotIn", "And Or", "Add Sub", "Mult Div", "BitOr BitAnd"]
 PAIRS += [" ".join(reversed(pair.split())) for pair in PAIRS] + ["FloorDiv Mult", "Mod Mult", "Pow Mult"]
 SWAPS = {getattr(ast, one): getattr(ast, two) for one, two in map(str.split, PAIRS)}
-MESSAGES = ("warn", "warning", "info", "debug", "error", "print")
+MESSAGES = ("warn", "warning", "info", "inform", "debug", "error", "print")
 ADDING = ("append", "extend")
 # Of files with tests that import from a package, or have a word of a mutant.
 FEW = 15
