@@ -108,6 +108,8 @@ _SMALL = {
 }
 _CNN = {"components.tok2vec.model.encode": _SMALL}
 _EWT = "ud-english-ewt"
+# Batches of spaCy's template for a GPU are too large.
+_ON_CPU = {"training.accumulate_gradient": 1, "training.batcher.size": 500}
 
 # In the order that tells most.
 TASKS = {
@@ -133,8 +135,12 @@ TASKS = {
         "food",
         "transformer",
         has_chosen=True,
-        changes={"training.accumulate_gradient": 1, "training.batcher.size": 500},
+        changes=_ON_CPU,
     ),
+    "wnut17": Task(("ner",), "efficiency", "wnut17", has_test=True),
+    "gum": Task(("ner",), "efficiency", "gum"),
+    "gum-spans": Task(("spancat",), "efficiency", "gum", prepare=as_spans),
+    "wnut17-minilm": Task(("ner",), "transformer", "wnut17", "transformer", has_test=True, changes=_ON_CPU),
 }
 
 
@@ -332,6 +338,17 @@ def batches_in_texts(training: Block) -> None:
     training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 8}
 
 
+def batches_by_words(training: Block) -> None:
+    """Of a transformer, as large as those by wordpieces."""
+    size = round(training["batcher"]["size"] / 1.25)
+    training["batcher"] = {
+        "@batchers": "spacy.batch_by_padded.v1",
+        "discard_oversize": False,
+        "size": size,
+        "buffer": 256,
+    }
+
+
 def half_batches(training: Block) -> None:
     """The same number of epochs. The peak goes with the square root of the words, as in the recipe."""
     times_length(2.0)(training)
@@ -383,6 +400,7 @@ LEVERS: dict[str, Lever] = {
     "Adagrad for embeddings": embeddings(algorithm={"@torch_optimizers": "torch.Adagrad.v1"}, lr_scale=10.0),
     "Muon for matrices, AdamW beside it": muon,
     "batches of 8 texts": batches_in_texts,
+    "batches by words": batches_by_words,
     "half of the words in a batch": half_batches,
     "twice the length": times_length(2.0),
     "half of the length": times_length(0.5),

@@ -17,7 +17,7 @@ All trainings are of what `spacy torchopt init --recipe best` writes. Tokens or 
               how rare the label of a word is
     folds     five trainings, each without a fifth of the texts, which it predicts afterwards. Tags and categories by
               what cleanlab calls the quality of a label (its probability); entities, spans and heads, which have no
-              probabilities, by how many differ from what is predicted. Ties in random order. Needs cleanlab
+              probabilities, by the share that differs from what is predicted. Ties in random order. Needs cleanlab
 
 `found`: how many of the wrong ones are among as many highest. `clean` corrects the wrong ones of the highest 1 and 5%,
 of 5% at random, or all, trains again, and scores on the development texts, which have no planted mistakes. Seconds are
@@ -262,15 +262,17 @@ def doubt(nlp: Any, component: str, doc: Doc, new: Doc) -> Any:
     for _, one in before:
         new = one(new)
     if component in ("ner", "spancat"):
-        return float(len(spans_of(pipe(new), component) ^ spans_of(doc, component)))
+        predicted, annotated = spans_of(pipe(new), component), spans_of(doc, component)
+        return len(predicted ^ annotated) / max(1, len(predicted | annotated))
     if component == "parser":
         return numpy.array([float(one.head.i != two.head.i) for one, two in zip(pipe(new), doc)])
-    # Rounding: cleanlab takes nothing above 1.
-    labels, probabilities = list(pipe.labels), pipe.model.predict([new])[0].clip(0, 1)
+    labels, probabilities = list(pipe.labels), pipe.model.predict([new])[0]
     if component == "textcat_multilabel":
         held = [[labels.index(label) for label, value in doc.cats.items() if value]]
         return 1 - float(multilabel_classification.get_label_quality_scores(held, probabilities[None])[0])
     held = [max(doc.cats, key=doc.cats.__getitem__)] if component == "textcat" else [token.tag_ for token in doc]
+    if component == "tagger":  # spaCy leaves its scores as they are
+        probabilities = pipe.model.ops.softmax(probabilities)
     # A label that is in the fifth alone has no probability.
     places = numpy.array([labels.index(label) if label in labels else len(labels) for label in held])
     rows = numpy.pad(probabilities.reshape(len(held), -1), [(0, 0), (0, 1)])

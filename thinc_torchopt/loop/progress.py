@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from timeit import default_timer
 from typing import Annotated, Any
 from uuid import uuid4
 
 import numpy
+import torch
 
 from ..core.checks import MAX_STEPS
 from ..core.schema import AnyNumber, Count, Limit
@@ -129,15 +131,27 @@ class TimeSpent:
     """Where the time of a run goes, in this process.
 
     seconds (dict): By phase, so far: reading and batching data; updates; evaluations; logging, and saving models and
-        checkpoints.
+        checkpoints. "gpu_idle": of all of it, where the GPU had nothing to do, by NVML's samples of about once a
+        second; not without a GPU or nvidia-ml-py.
     """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(("data", "updates", "evaluations", "saving"), 0.0)
-        self._since = default_timer()
+        self._since = self._sampled = default_timer()
 
-    def on(self, phase: str | None) -> None:
-        """Count the time since the last call for a phase. None: for none."""
+    def begin(self, *, on_gpu: bool) -> None:
+        """Count from now on. on_gpu (bool): Params are on the current GPU."""
+        self._since = self._sampled = default_timer()
+        if on_gpu:
+            # Without nvidia-ml-py, or where NVML can't tell it (a part of a GPU: MIG), the number is left out.
+            with suppress(Exception):
+                torch.cuda.utilization()
+                self.seconds["gpu_idle"] = 0.0
+
+    def on(self, phase: str) -> None:
+        """Count the time since the last call for a phase."""
         since, self._since = self._since, default_timer()
-        if phase is not None:
-            self.seconds[phase] += self._since - since
+        self.seconds[phase] += self._since - since
+        if "gpu_idle" in self.seconds and (passed := self._since - self._sampled) >= 1.0:
+            self.seconds["gpu_idle"] += passed * (1.0 - torch.cuda.utilization() / 100)
+            self._sampled = self._since

@@ -103,7 +103,7 @@ def _steps(run: Run) -> Iterator[_Step]:
         if not run.begin():
             return
         spent = run.time_spent
-        spent.on(None)
+        spent.begin(on_gpu=any(param.is_cuda for param in run.optimizer.params.values()))
         while (batch := run.next_batch()) is not None:
             spent.on("data")
             run.begin_step(batch)

@@ -68,7 +68,7 @@ LONG = [
         grad_spikes=1_234,
         rollbacks=2,
         learn_rates={"frozen": 0.0, "default": 0.00125},
-        time_spent={"data": 72.0, "updates": 5_400.0, "evaluations": 1_440.0, "saving": 288.0},
+        time_spent={"data": 72.0, "updates": 5_400.0, "evaluations": 1_440.0, "gpu_idle": 1_800.0, "saving": 288.0},
     ),
 ]
 
@@ -87,7 +87,8 @@ LONG = [
             ["0.75 at step 1,000", "0.5", "2,000 epoch 12", "542", "2 h 3 min", "3", "1,234", "2", "0.00125"],
             [
                 "Time: updates 1 h 30 min (75%), evaluations on the dev set 24 min 0 s (20%), logging and saving "
-                "4 min 48 s (4%), reading texts 1 min 12 s (1%)."
+                "4 min 48 s (4%), reading texts 1 min 12 s (1%), of all this, the GPU had nothing to do 30 min 0 s "
+                "(25%)."
             ],
         ),
     ],

@@ -38,6 +38,7 @@ _PHASES = {
     "evaluations": "evaluations on the dev set",
     "saving": "logging and saving",
     "data": "reading texts",
+    "gpu_idle": "of all this, the GPU had nothing to do",
 }
 _HOW = {
     "cats": "A text is worse, the further the score of a wrong category is from what is annotated: from 1 if the "
@@ -330,11 +331,11 @@ def _times(report: Report) -> Iterator[tuple[str, list[tuple[str, str, float]]]]
     """For each run its label, and what took time: in words, how long, and the share in percent."""
     for run in report.runs:
         spent = run.time_spent
-        total = sum(spent.values())
+        total = sum(spent.values()) - spent.get("gpu_idle", 0.0)
         if total > 0.0:
             rows = [
                 (_PHASES.get(phase, printable(phase)), duration(spent[phase]), 100 * spent[phase] / total)
-                for phase in sorted(spent, key=lambda phase: -spent[phase])
+                for phase in sorted(spent, key=lambda phase: (phase == "gpu_idle", -spent[phase]))
             ]
             yield run.label, rows
 

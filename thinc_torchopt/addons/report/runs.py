@@ -228,7 +228,8 @@ def logs_in(paths: Sequence[Path]) -> list[Path]:
         if path.is_dir() and not begun:
             raise ConfigError(
                 f"Can't make a report of '{path}': expected {_NAME} in it, or in folders in it, found none. Give the "
-                "--output of a training, or the path of its log."
+                "--output of a training whose [training.logger] has the JSONLinesLogger of this package, or the path "
+                "of its log."
             )
         found += [[log, *_siblings(log, 1)][-1] for log in begun] if path.is_dir() else [path]
     return found
