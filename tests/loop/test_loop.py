@@ -59,14 +59,14 @@ def run(loop, *, steps=8, exclude=(), **settings):
 
     yielded = []
     for batch, info, is_best in loop(nlp, optimizer, data, evaluate, exclude=list(exclude), **options):
-        _, _, spent = (info.pop(time, None) for time in ("seconds", "elapsed", "time_spent"))
+        for time in ("seconds", "elapsed", "time_spent"):
+            info.pop(time, None)
         ours = {key: info.pop(key, None) for key in OURS}
         if loop is not SPACYS:
             rate = 0.01 / (info["step"] + 1)
             assert ours["learn_rates"] == {"default": rate} and ours["learn_rate_default"] == rate
             assert ours["grad_norm"] == optimizer.grad_norm and ours["skipped_updates"] == 0
             assert not optimizer.params or optimizer.grad_norm > 0
-            assert spent["updates"] > 0 and spent["evaluations"] > 0
         scores = {key: value for key, value in (info.pop("other_scores") or {}).items() if key != "speed"}
         losses = {key: float(value) for key, value in info.pop("losses").items()}
         yielded.append((len(batch), dict(info, checkpoints=list(info["checkpoints"])), scores, losses, is_best))
