@@ -1,7 +1,5 @@
 """Params are taken in together: each torch optimizer is built once, and the learn rate controller looks once."""
 
-import copy
-
 import numpy
 import pytest
 import torch
@@ -176,7 +174,7 @@ def test_add_params_keeps_state_that_a_class_makes_when_it_is_built():
         assert len(state) == N and all((found["sum"] == 0.5).all() for found in state.values())
         backprop(model, numpy.random.default_rng(0))
         model.finish_update(optimizer)
-        optimizer.roll_back(copy.deepcopy(saved))  # by `begin_anew`: none had an update then
+        optimizer.roll_back(saved)  # by `begin_anew`: none had an update then
 
 
 # ---------------------------------------------------------------------- one is refused

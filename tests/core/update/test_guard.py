@@ -119,12 +119,8 @@ def test_guard_keeps_an_average_for_each_set_of_params():
     guard = GradGuard(20, spike_factor=3.0)
     tagger = [Param(name, name, None, torch.ones(1)) for name in ("tagger/W", "tagger/b")]
     ner = [Param(name, name, None, torch.ones(1)) for name in ("ner/W", "ner/b")]
-    sets = {
-        "tagger (2 params)": (tagger, 1.0),
-        "ner (2 params)": (ner, 100.0),
-        "ner+tagger (4 params)": (tagger + ner, 1e4),
-        "ner/W": (ner[:1], 1e-4),
-    }
+    names = "tagger (2 params)", "ner (2 params)", "ner+tagger (4 params)", "ner/W"
+    sets = dict(zip(names, [(tagger, 1.0), (ner, 100.0), (tagger + ner, 1e4), (ner[:1], 1e-4)]))
     for _ in range(50):
         for params, norm in sets.values():
             assert guard.judge(params, [norm] * len(params), norm).factor == 1.0
