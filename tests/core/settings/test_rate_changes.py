@@ -80,7 +80,7 @@ def test_rate_changes_stay_with_a_param_that_is_frozen_and_thawed():
     optimizer.scale_learn_rates(["one"], 0.5)
     optimizer.freeze(["tagger/a*"])  # its group is gone
     update(nlp, module, optimizer)
-    optimizer.scale_learn_rates(["one"], 0.5)
+    optimizer.scale_learn_rates(["one"], 0.1, 0.025)
     assert optimizer.learn_rates["one"] == 0.0
     optimizer.unfreeze(["tagger/a1"])
     update(nlp, module, optimizer)
@@ -146,12 +146,14 @@ def test_rate_changes_are_those_of_params_that_come_later():
 
 def test_rate_changes_take_no_rate_below_the_lowest():
     _, _, optimizer = setting()
+    optimizer.rates.scale = 0.5  # of the run
     optimizer.scale_learn_rates(["*"], 0.01, 0.02)
     assert rates_of(optimizer) == pytest.approx({"a1": 0.02, "a2": 0.02, "b1": 0.02, "b2": 0.02, "c": 0.02})
     optimizer.scale_learn_rates(["one"], 0.5, 0.05)  # it is below that already
     assert rates_of(optimizer)["a1"] == pytest.approx(0.02)
     optimizer.scale_learn_rates(["one"], 2.0, 0.05)
-    assert rates_of(optimizer)["a1"] == pytest.approx(0.04)
+    optimizer.set_learn_rates(["two"], 0.3)
+    assert rates_of(optimizer) == pytest.approx({"a1": 0.04, "a2": 0.04, "b1": 0.3, "b2": 0.3, "c": 0.02})
 
 
 def test_rate_changes_hold_where_the_rate_begins_at_zero():
@@ -219,7 +221,7 @@ def test_rate_changes_are_few_however_often_rules_make_them():
 # Patterns of groups, with the ops of a rule; "save" and "freeze" happen in between.
 PATTERNS = ["one", "two", "odd", "two+odd", "default", "t*", "*"]
 CHANGES = st.tuples(
-    st.sampled_from(["scale", "scale", "set", "freeze", "unfreeze", "update", "save", "copy"]),
+    st.sampled_from(["scale", "limited scale", "set", "freeze", "unfreeze", "update", "save", "copy"]),
     st.sampled_from(PATTERNS),
     st.sampled_from([0.5, 0.9, 2.0]),
 )
@@ -240,6 +242,10 @@ def test_rate_changes_in_any_order_are_those_of_a_dict(operations):
         if what == "scale":
             optimizer.scale_learn_rates([pattern], number)
             rates |= {name: rates[name] * number for name in chosen}
+        elif what == "limited scale":
+            optimizer.scale_learn_rates([pattern], number, 0.06, 0.3)
+            within = {name: min(max(rates[name] * number, 0.06), 0.3) for name in chosen}
+            rates |= {name: (min if number < 1 else max)(rates[name], within[name]) for name in chosen}
         elif what == "set":
             optimizer.set_learn_rates([pattern], number / 10)
             rates |= dict.fromkeys(chosen, number / 10)
