@@ -17,6 +17,7 @@ from thinc_torchopt.notebook import compare_recipes
 
 from ..configs import smaller
 from ..conftest import CONFIGS
+from ..pictures import drawn, series
 from ..runs import contents
 from ..spacy_cli import spacy_cli, toy_corpus
 
@@ -57,6 +58,38 @@ def folder(tmp_path, monkeypatch):
 
 def run(*args, check=True):
     return spacy_cli("torchopt", "try", "--seeds", 2, *args, *PATHS, check=check)
+
+
+def test_try_amounts(folder, monkeypatch):
+    """The numbers are those of trials, and nothing is written but the picture."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    before, figures = contents(folder), drawn(monkeypatch)
+    args = ("--amounts", "--steps", 8, "--training.optimizer.learn_rate", "0.5", "--picture", "кривая.svg")
+    shown = run("slow.cfg", *args).stdout
+    rows = [line.split()[:3] for line in shown.splitlines() if line.strip().startswith(("25%", "50%", "75%", "100%"))]
+    assert rows == [["25%", "18", "2"], ["50%", "36", "4"], ["75%", "54", "6"], ["100%", "72", "8"]]
+    assert re.search(r"^(From 75 to 100% of the texts|Nothing can be said)", shown, re.MULTILINE)
+    assert shown.endswith("Saved the picture to кривая.svg\n")
+    after = contents(folder)
+    assert {path.name for path in after if path not in before} == {"кривая.svg"}
+    assert {path: after[path] for path in before} == before
+    done = json.loads(run("slow.cfg", *args[:-2], "--json").stdout)
+    overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy", "training.optimizer.learn_rate": 0.5}
+    config = spacy.util.load_config(folder / "slow.cfg", overrides=overrides, interpolate=False)
+    for part, share in zip(done["parts"], (0.25, 0.5, 0.75, 1.0), strict=True):
+        short, _ = shorten(config, part["steps"])
+        short["training"]["eval_frequency"] = 1
+        trial = run_trial(short, seed=1, share=share)
+        assert [*part["scores"]] == ["0", "1"] and part["scores"]["1"] == trial.kept
+        means = f"{fmean(part['scores'].values()):.4f} {stdev(part['scores'].values()):.4f}"
+        assert means in " ".join(shown.split())
+    points = {part["texts"]: [*part["scores"].values()] for part in done["parts"]}
+    (*_, each), (*_, mean), *_ = series(figures[0].axes[0])
+    assert each == [(texts, score) for texts, found in points.items() for score in found]
+    assert mean == [(texts, pytest.approx(fmean(found))) for texts, found in points.items()]
+    scores = {part["part"]: {int(seed): score for seed, score in part["scores"].items()} for part in done["parts"]}
+    found = compare({name: scores[name] for name in ("75%", "100%")}, "75%")
+    assert done["rise"]["difference"] == found.difference("100%") and done["verdict"] in shown
 
 
 def test_try_says_how_long_it_takes_and_writes_one_file(folder):
@@ -244,34 +277,6 @@ def test_try_refuses_early(folder, args, message):
     done = run("slow.cfg", *args, check=False)
     assert done.returncode == 1 and message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_try_amounts(folder):
-    """The numbers are those of trials, and nothing is written but the picture."""
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    before = contents(folder)
-    args = ("--amounts", "--steps", 8, "--training.optimizer.learn_rate", "0.5", "--picture", "кривая.svg")
-    shown = run("slow.cfg", *args).stdout
-    rows = [line.split()[:3] for line in shown.splitlines() if line.strip().startswith(("25%", "50%", "75%", "100%"))]
-    assert rows == [["25%", "18", "2"], ["50%", "36", "4"], ["75%", "54", "6"], ["100%", "72", "8"]]
-    assert re.search(r"^(From 75 to 100% of the texts|Nothing can be said)", shown, re.MULTILINE)
-    assert shown.endswith("Saved the picture to кривая.svg\n")
-    after = contents(folder)
-    assert {path.name for path in after if path not in before} == {"кривая.svg"}
-    assert {path: after[path] for path in before} == before
-    done = json.loads(run("slow.cfg", *args[:-2], "--json").stdout)
-    overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy", "training.optimizer.learn_rate": 0.5}
-    config = spacy.util.load_config(folder / "slow.cfg", overrides=overrides, interpolate=False)
-    for part, share in zip(done["parts"], (0.25, 0.5, 0.75, 1.0), strict=True):
-        short, _ = shorten(config, part["steps"])
-        short["training"]["eval_frequency"] = 1
-        trial = run_trial(short, seed=1, share=share)
-        assert [*part["scores"]] == ["0", "1"] and part["scores"]["1"] == trial.kept
-        means = f"{fmean(part['scores'].values()):.4f} {stdev(part['scores'].values()):.4f}"
-        assert means in " ".join(shown.split())
-    scores = {part["part"]: {int(seed): score for seed, score in part["scores"].items()} for part in done["parts"]}
-    found = compare({name: scores[name] for name in ("75%", "100%")}, "75%")
-    assert done["rise"]["difference"] == found.difference("100%") and done["verdict"] in shown
 
 
 @pytest.mark.parametrize(
