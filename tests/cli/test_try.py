@@ -64,7 +64,7 @@ def test_try_amounts(folder, monkeypatch):
     """The numbers are those of trials, and nothing is written but the picture."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     before, figures = contents(folder), drawn(monkeypatch)
-    args = ("--amounts", "--steps", 8, "--training.optimizer.learn_rate", "0.5", "--picture", "кривая.svg")
+    args = ("--amounts", "--steps", 8, "--training.optimizer.learn_rate", "0.1", "--picture", "кривая.svg")
     shown = run("slow.cfg", *args).stdout
     rows = [line.split()[:3] for line in shown.splitlines() if line.strip().startswith(("25%", "50%", "75%", "100%"))]
     assert rows == [["25%", "18", "2"], ["50%", "36", "4"], ["75%", "54", "6"], ["100%", "72", "8"]]
@@ -74,7 +74,7 @@ def test_try_amounts(folder, monkeypatch):
     assert {path.name for path in after if path not in before} == {"кривая.svg"}
     assert {path: after[path] for path in before} == before
     done = json.loads(run("slow.cfg", *args[:-2], "--json").stdout)
-    overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy", "training.optimizer.learn_rate": 0.5}
+    overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy", "training.optimizer.learn_rate": 0.1}
     config = spacy.util.load_config(folder / "slow.cfg", overrides=overrides, interpolate=False)
     for part, share in zip(done["parts"], (0.25, 0.5, 0.75, 1.0), strict=True):
         short, _ = shorten(config, part["steps"])
