@@ -379,15 +379,6 @@ def test_optimizers_copied_torch_layers_have_averages_of_their_own():
         assert same(found, expected)
 
 
-def test_optimizers_set_grad_with_a_callback():
-    optimizer, received = plain(SGD(), 0.5), []
-    value = numpy.ones((2, 2), dtype="f")
-    optimizer.set_grad(value, numpy.ones((2, 2), dtype="f"), received.append)
-    optimizer.step()
-    assert numpy.array_equal(received[0], numpy.full((2, 2), 0.5, dtype="f"))
-    assert (value == 1).all()
-
-
 def test_optimizers_callback_param_whose_store_changes_in_place():
     optimizer, store = plain(SGD(), 1.0), numpy.zeros(2, dtype="f")
 
@@ -532,19 +523,6 @@ def test_optimizers_tensors_of_several_dtypes_in_one_group():
         assert not any(torch.equal(param, other) for param, other in zip(module.parameters(), twin))
 
 
-@pytest.mark.device
-def test_optimizers_tied_torch_params_are_updated_once():
-    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    module[1].weight = module[0].weight
-    model = chain(PyTorchWrapper(module), PyTorchWrapper(module))
-    optimizer = plain(SGD(), 0.5)
-    for param in module.parameters():
-        param.data.fill_(1.0)
-        param.grad = torch.ones_like(param)
-    model.finish_update(optimizer)
-    assert all((param == 0.5).all() for param in module.parameters())
-
-
 # ---------------------------------------------------------------- params that come late, and go
 
 
@@ -567,28 +545,6 @@ def test_optimizers_take_in_params_that_appear_later(algorithm):
                     model.finish_update(optimizer)
     for i, model in enumerate((first, second)):
         assert same(params_of(model), [param.detach() for param in params[i]])
-
-
-def test_optimizers_layer_that_makes_its_params_on_first_use():
-    def forward(model, X, is_train):
-        if not model.has_param("W"):
-            model.set_param("W", numpy.ones((5,), dtype="f"))
-
-        def backprop(dY):
-            model.inc_grad("W", (dY * X).sum(axis=0))
-            return dY * model.get_param("W")
-
-        return X * model.get_param("W"), backprop
-
-    model = chain(Linear(5, 5), Model("lazy", forward)).initialize()
-    optimizer = plain()
-    for _ in range(2):
-        X = numpy.ones((2, 5), dtype="f")
-        Y, back = model.begin_update(X)
-        back(Y)
-        model.finish_update(optimizer)
-    assert any(name.endswith("lazy/W") for name in optimizer.params)
-    assert (model.layers[1].get_param("W") != 1).all()
 
 
 def test_optimizers_do_not_keep_a_pipeline_alive():

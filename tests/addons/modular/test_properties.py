@@ -235,16 +235,6 @@ def test_properties_states_share_no_memory_with_the_optimizer():
     assert_same(taken, kept)
 
 
-def test_properties_nan_in_a_state_is_refused():
-    found = params()
-    optimizer = Modular(found.items(), 0.1, modules=["adam"])
-    steps(found, optimizer, 0, 1)
-    state = optimizer.get_state()
-    state["modules"][0][1]["params"]["matrix"]["exp_avg"][0, 0] = torch.nan
-    with pytest.raises(StateError, match="'adam', param 'matrix': expected 'exp_avg' to be finite values"):
-        optimizer.set_state(state)
-
-
 @quiet
 def test_properties_errors_of_any_type_undo_everything(monkeypatch):
     """Also those that nobody expects, in the middle of loading."""

@@ -30,28 +30,6 @@ from .test_own_store import OwnStore, around
 MODELS = {"thinc": thinc_model, "torch": torch_model, "mixed": mixed_model}
 
 
-@pytest.mark.device
-def test_use_params_refuses_updates_of_a_pipeline():
-    """They would be lost at the end of the block, as with thinc's."""
-    nlp = toy_pipeline(["tagger", "ner"])
-    examples = toy_examples(nlp, 20)
-    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    for _ in range(2):
-        nlp.update(examples, sgd=optimizer)
-    before = [params_of(nlp.get_pipe(name).model) for name in nlp.pipe_names]
-    averages = {name: value.clone() for name, value in optimizer.state_dict()["averages"]["tensors"].items()}
-    with (
-        pytest.raises(ParamError, match=r"Can't update param 'tok2vec/.*found averages in their place.*would be lost"),
-        nlp.use_params(optimizer.averages),
-    ):
-        nlp.update(examples, sgd=optimizer)
-    assert all(same(old, params_of(nlp.get_pipe(name).model)) for old, name in zip(before, nlp.pipe_names))
-    found = optimizer.state_dict()["averages"]["tensors"]
-    assert all((found[name] == value).all() for name, value in averages.items())
-    nlp.update(examples, sgd=optimizer)  # the block has ended
-
-
 @pytest.mark.parametrize("is_of_torch", [False, True])
 def test_use_params_refuses_rehearsals(is_of_torch):
     """They call the optimizer tensor by tensor."""

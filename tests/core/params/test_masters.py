@@ -14,7 +14,7 @@ from thinc_torchopt import Adam, TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, create
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.compat import has_pytorch_optimizer
-from thinc_torchopt.core.errors import ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
+from thinc_torchopt.core.errors import ConfigWarning, NonFiniteGradWarning, PrecisionWarning
 from thinc_torchopt.core.state.files import read_folder
 
 from ...models import TOK2VEC, ready_pipeline, same, toy_examples, toy_pipeline
@@ -491,14 +491,6 @@ def test_masters_are_rolled_back(corpus, tmp_path):
     assert len(saved["progress"]["rollbacks"]) == 1
     masters = [found["master"] for found in saved["optimizer"]["params"].values() if found["master"] is not None]
     assert len(masters) == 6 and all(torch.isfinite(master).all() for master in masters)
-
-
-def test_masters_that_appear_or_go_are_told_when_a_run_is_resumed(corpus, tmp_path):
-    config = masters_config(tmp_path, corpus)
-    run(config, tmp_path, crash_at=8)
-    config["training"]["optimizer"]["master_weights"] = False
-    with pytest.warns(PrecisionWarning), pytest.raises(StateError, match=r"training\.optimizer\.master_weights: True"):
-        run(config, tmp_path)
 
 
 @pytest.mark.parametrize("master_weights", [False, True])

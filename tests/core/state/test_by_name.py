@@ -249,14 +249,15 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("on_growth", [None, "mean"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_state_of_another_algorithm_is_refused(name):
+def test_state_of_another_algorithm_is_refused(name, on_growth):
     nlp, _, optimizer = begun(AdamW(), 2)
     algorithm, message = OTHERS[name]
     other = TorchOptimizer(algorithm())
     other.initialize(nlp)
     with pytest.raises(StateError, match=message):
-        other.load_state_dict(optimizer.state_dict())
+        other.load_state_dict(optimizer.state_dict(), on_growth=on_growth)
     assert not any(other.nr_update.values())
 
 
