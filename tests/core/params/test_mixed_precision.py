@@ -19,6 +19,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD
 
 from ...models import TOK2VEC, params_of, same, snapshot, toy_examples, toy_pipeline
+from ...runs import loop_over
 
 
 @spacy.registry.architectures("test-mixed-precision.Tagger.v1")
@@ -67,20 +68,8 @@ def put_scalers(nlp, scale, **settings):
 
 def run(nlp, sgd, examples, *, accumulate, before_update=None):
     """Three steps of spaCy's training loop."""
-    steps = spacy.training.loop.train_while_improving(
-        nlp,
-        sgd,
-        ((0, examples[i : i + 4]) for i in (0, 4, 8)),
-        lambda: (0.0, {}),
-        dropout=0.0,
-        eval_frequency=100,
-        accumulate_gradient=accumulate,
-        patience=0,
-        max_steps=0,
-        exclude=[],
-        annotating_components=[],
-        before_update=before_update,
-    )
+    batches = [examples[i : i + 4] for i in (0, 4, 8)]
+    steps = loop_over(nlp, sgd, batches, accumulate_gradient=accumulate, before_update=before_update)
     assert len(list(steps)) == 3
     return params_of(nlp.get_pipe("tagger").model)
 
