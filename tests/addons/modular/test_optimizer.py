@@ -68,11 +68,12 @@ def test_optimizer_noise_is_normal(safe):
 
 
 def test_optimizer_noise_with_a_seed_has_torchs_numbers():
-    """declearn's are NumPy's."""
-    param = torch.nn.Parameter(torch.zeros(2, 3))
-    noise = ("gaussian-noise", {"safe_mode": False, "seed": 3})
-    updates = Modular([param], 1.0, modules=[noise]).compute_updates_from_gradients([torch.zeros(2, 3)])
-    assert torch.equal(updates["0"], -torch.randn(6, generator=torch.Generator().manual_seed(3)).view(2, 3))
+    """declearn's are NumPy's. Those of the second step are the next ones."""
+    param, generator = torch.nn.Parameter(torch.zeros(2, 3)), torch.Generator().manual_seed(3)
+    optimizer = Modular([param], 1.0, modules=[("gaussian-noise", {"safe_mode": False, "seed": 3})])
+    for _ in range(2):
+        updates = optimizer.compute_updates_from_gradients([torch.zeros(2, 3)])
+        assert torch.equal(updates["0"], -torch.randn(6, generator=generator).view(2, 3))
 
 
 def test_optimizer_noise_in_safe_mode_is_finite_at_the_ends(monkeypatch):

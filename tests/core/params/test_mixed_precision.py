@@ -11,7 +11,6 @@ import weakref
 import numpy
 import pytest
 import spacy
-import spacy.training.loop
 import torch
 from thinc.api import Adam, Model, PyTorchGradScaler, PyTorchWrapper, Softmax, chain, fix_random_seed, with_array
 
