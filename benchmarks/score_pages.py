@@ -96,17 +96,19 @@ def claims(rows: list[Row]) -> str:
     if not rows:
         return "Not measured yet."
     fresh = [row for row in rows if not TASKS[row.task].has_chosen]
-    equal = [row for row in rows if row.gain("stock").mean >= 0]
-    higher = [row for row in rows if (gain := row.gain("tuned")).mean > 2 * gain.error]
-    lower = [row for row in rows if any(row.gain("tuned", part).is_loss for part in ("saved", "last"))]
-    chose = "all of which had a part in choosing it" if not fresh else f"{len(fresh)} of them not used to choose it"
     text = (
-        f"`best` was measured on {len(rows)} of {len(TASKS)} tasks so far, {chose} ([tables](docs/recipes.md)). The "
-        f"model that it keeps is as good as that of `spacy init config`, or better, on {len(equal)}, in "
-        f"{span_of(rows, 'stock')} of the CPU time. Against spaCy's Adam, tuned for each task, it is better by more "
-        f"than two standard errors on {listed(higher)}, and worse by more than one on {listed(lower)}, in "
-        f"{span_of(rows, 'tuned')} of the time."
+        f"`best` was measured on {len(rows)} of {len(TASKS)} tasks so far ([tables](docs/recipes.md)). Points beside "
+        f"the config of `spacy init config`: {mean_and_worst(rows, 'stock')}, in {span_of(rows, 'stock')} of the CPU "
+        f"time; beside spaCy's Adam, tuned for each task: {mean_and_worst(rows, 'tuned')}, in "
+        f"{span_of(rows, 'tuned')}. "
     )
+    if fresh:
+        text += (
+            f"On the {len(fresh)} that did not choose the recipe: {mean_and_worst(fresh, 'stock')}, and "
+            f"{mean_and_worst(fresh, 'tuned')}."
+        )
+    else:
+        text += "All of them had a part in choosing it."
     if singles:
         text += f" With one seed so far: {', '.join(singles)} against that Adam."
     return filled(text)
@@ -159,8 +161,10 @@ def filled(text: str) -> str:
     return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
-def listed(rows: list[Row]) -> str:
-    return ", ".join(row.task for row in rows) if rows else "none"
+def mean_and_worst(rows: list[Row], other: str) -> str:
+    gains = {row.task: row.gain(other).mean for row in rows}
+    worst = min(gains, key=gains.__getitem__)
+    return f"{mean(gains.values()):+.1f} in the mean, {gains[worst]:+.1f} at worst ({worst})"
 
 
 def span_of(rows: list[Row], other: str) -> str:

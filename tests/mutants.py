@@ -22,6 +22,7 @@ import inspect
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -51,10 +52,10 @@ RECORD = Path(".pytest_cache", "mutants")
 PAIRS = ["Lt LtE", "Gt GtE", "Eq NotEq", "Is IsNot", "In NotIn", "And Or", "Add Sub", "Mult Div", "BitOr BitAnd"]
 PAIRS += [" ".join(reversed(pair.split())) for pair in PAIRS] + ["FloorDiv Mult", "Mod Mult", "Pow Mult"]
 SWAPS = {getattr(ast, one): getattr(ast, two) for one, two in map(str.split, PAIRS)}
-MESSAGES = ("warn", "warning", "info", "debug", "error", "print")
+MESSAGES = ("warn", "warning", "info", "inform", "debug", "error", "print")
 ADDING = ("append", "extend")
-# Of files with tests that import from a package, or name a function.
-FEW = 20
+# Of files with tests that import from a package, or have a word of a mutant.
+FEW = 15
 # Fields of a node.
 NO_CODE = ("annotation", "returns", "decorator_list")
 WITHIN = ("body", "args")
@@ -243,17 +244,23 @@ def mirror_of(file: str) -> list[str]:
 
 
 def near(mutant: Mutant) -> list[str]:
-    """The files with tests in the same folder, those that import from its file or package, and those that name its
-    function, if they are few.
+    """The files with tests in the same folder, those that import from its file or package, and those with one of its
+    words, if they are few.
     """
     folder, module = ROOT.joinpath("tests", *Path(mutant.file).parts[1:-1]), mutant.file[:-3].replace("/", ".")
     texts = {test: test.read_text() for test in sorted((ROOT / "tests").rglob("test_*.py"))}
     found = {test: None for test in texts if test.parent == folder}
-    words = [f"from {name} import" for name in (module, module.rpartition(".")[0])] + mutant.function.split(".")
+    words = [f"from {name} import" for name in (module, module.rpartition(".")[0])] + words_of(mutant)
     for word in words:
         naming = [test for test, text in texts.items() if word in text]
         found |= dict.fromkeys(naming) if len(naming) <= FEW else {}
     return [str(test.relative_to(ROOT)) for test in found]
+
+
+def words_of(mutant: Mutant) -> list[str]:
+    """The name of its function, and the long ones in its line."""
+    line = (ROOT / mutant.file).read_text().splitlines()[mutant.line - 1]
+    return mutant.function.split(".") + re.findall(r"\w{7,}", line)
 
 
 def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[str]:
@@ -271,7 +278,7 @@ class Order:
 
     def __init__(self, mutant: Mutant, reached: Mapping[str, Sequence[str]] = {}):
         self._places = {test: place for place, test in enumerate(callers(mutant, reached))}
-        self._own, self._names = mirror_of(mutant.file), mutant.function.split(".")
+        self._own, self._names = mirror_of(mutant.file), words_of(mutant)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items.sort(key=self._place)

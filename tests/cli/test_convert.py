@@ -1,6 +1,7 @@
 """`spacy torchopt convert`, and what `init`, `learn` and `try` do with files of other programs."""
 
 import json
+from collections import Counter
 
 import pytest
 import spacy
@@ -25,12 +26,17 @@ def texts_in(path):
 
 
 def test_convert_tells_what_it_found(corpus):
+    """In 72 texts with entities and 40 without; its numbers are counted once more."""
+    with open("texts.jsonl", "a") as file:
+        file.write((corpus / "raw.jsonl").read_text())
     out = spacy_cli("torchopt", "convert", "texts.jsonl", "new/a.spacy", "--lang", "en").stdout
     nlp = spacy.blank("en")
     expected = [
         (doc.text, [(ent.text, ent.label_) for ent in doc.ents]) for doc in read_docs(nlp, corpus / "texts.jsonl")[0]
     ]
-    assert texts_in("new/a.spacy") == expected and "72 texts, 72 annotated, read as JSON objects." in out
+    assert texts_in("new/a.spacy") == expected and "112 texts, 72 annotated, read as JSON objects." in out
+    labels = Counter(label for _, ents in expected for _, label in ents).most_common()
+    assert f"Entities: {' and '.join(f'{label} {n}' for label, n in labels)}." in out
     spacy_cli("torchopt", "convert", "texts.jsonl", "new/a.spacy", "--lang", "en")  # over its own file
 
 

@@ -609,12 +609,7 @@ def test_init_writes_fast_products(tmp_path):
 
 @pytest.mark.parametrize(
     ("recipe", "pipeline"),
-    [
-        ("best", "tagger"),
-        ("drop-in", "tagger,ner"),
-        ("fine-tune", "textcat"),
-        ("robust", "ner"),
-    ],
+    [("best", "tagger"), ("drop-in", "tagger,ner"), ("fine-tune", "textcat"), ("robust", "ner")],
     ids=[recipe.value for recipe in ALL],
 )
 def test_init_trains(recipe, pipeline, tmp_path, corpus):
@@ -1112,13 +1107,7 @@ WANDB = '@loggers = "spacy.WandbLogger.v5"\nproject_name = "mine"\n\n[training.l
         ),
         (
             '@loggers = "spacy.ConsoleLogger.v3"\nprogress_bar = "train"\noutput_file = "out.jsonl"\n',
-            [
-                {
-                    "@loggers": "thinc-torchopt.ConsoleLogger.v1",
-                    "progress_bar": "train",
-                    "output_file": "out.jsonl",
-                }
-            ],
+            [{"@loggers": "thinc-torchopt.ConsoleLogger.v1", "progress_bar": "train", "output_file": "out.jsonl"}],
         ),
         (WANDB, [{"@loggers": "spacy.WandbLogger.v5", "project_name": "mine", "config": {"a": 1}}]),
         (

@@ -484,6 +484,7 @@ def test_init_with_a_teacher_trains_for_all_texts(folder):
     told = init(*args, "--texts", "raw.jsonl").stdout
     assert "raw.jsonl has 99 texts, cut where they are long: fewer than 200 for each annotated one" in told
     assert "which would be 6,000" in told and made()["training"]["max_steps"] == 600
+    assert "; 5 epochs over 30 texts with 135 words, and 3.3 of the teacher's for each would be" in told
     (folder / "many.txt").write_text("".join(f"Anna likes {i} London.\n" for i in range(6000)))
     assert "fewer than" not in init(*args, "--texts", "many.txt", "--force").stdout
     assert 5 * 201 <= made()["training"]["max_steps"] < 5 * 201 * 1.1

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from spacy.tokens import DocBin
+from spacy.vocab import Vocab
 
 from ..addons.recorder.test_recorder import recorded
 from ..runs import run
@@ -27,10 +29,13 @@ def test_suspects_are_listed_written_accepted_and_trained_on(trained, tmp_path):
         assert f"{row['meta']['text']:,}" in found.stdout
         assert f"{row['meta']['score']:.1f}" in found.stdout
     rows[0] |= {"answer": "accept", "tags": ["NEW", *rows[0]["tags"][1:]]}
+    rows.append({"text": "foreign", "words": ["foreign"], "spaces": [False], "tags": ["JJ"], "answer": "accept"})
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     new = tmp_path / "corpus.spacy"
     found = spacy_cli("torchopt", "suspects", trained, "--accepted", tmp_path / "rows.jsonl", "--output", new)
-    assert f"Saved the corpus to {new}" in found.stdout
+    otherwise = sum(doc[0].tag_ == "NEW" for doc in DocBin().from_disk(new).get_docs(Vocab()))
+    assert f"Saved the corpus to {new}: {otherwise} texts annotated otherwise." in found.stdout
+    assert "Left out, as the corpus lacks them or has them in other words: 1 text." in found.stdout
     found = spacy_cli(
         "torchopt", "init", tmp_path / "again.cfg", "--lang", "xx", "--paths.train", new, "--paths.dev", new
     )

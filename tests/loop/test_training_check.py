@@ -100,10 +100,12 @@ def test_training_check_tells_of_annotations_that_were_taken_away(component, tra
     assert "nothing to learn" not in told
 
 
-def test_training_check_allows_it_when_told():
-    bare = texts("train", [False] * 6)
-    told = run("parser", bare, texts("dev", [True] * 6), optimizer={"allow_untrainable": True})
-    assert told[0].startswith("'parser' has nothing to learn: none of the 6 texts in [corpora.train]")
+def test_training_check_allows_it_when_told(tmp_path):
+    """And is not made again in a run that goes on."""
+    bare, block = texts("train", [False] * 6), {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path)}
+    allowed = {"allow_untrainable": True, "checkpoint": block}
+    told, again = (run("parser", bare, texts("dev", [True] * 6), optimizer=dict(allowed)) for _ in range(2))
+    assert told[0].startswith("'parser' has nothing to learn: none of the 6 texts in [corpora.train]") and not again
     with pytest.raises(ConfigError, match="allow_untrainable = true in"):
         run("parser", bare, texts("dev", [True] * 6))
 

@@ -62,7 +62,7 @@ def init(
         "--recipe",
         "-r",
         help=f"How to set up the optimizer: {_RECIPES}; or several, comma-separated. A new config needs none: it gets "
-        "the one that was best in our benchmark",
+        "that of our benchmark",
     ),
     lang: Optional[str] = Opt(
         None, "--lang", "-l", help="For a new config: code of the texts' language, such as en; xx for several"
@@ -104,10 +104,10 @@ def init(
     Make a config from texts, or put our optimizer into a config. With one path, a new config is made, with the
     components that can learn from the annotations of the texts; with --from, it trains an existing pipeline further,
     and keeps its labels. With two paths, the first config is read, a recipe rewrites its [training.optimizer], and the
-    rest stays as it is, comments too. Recipes: best: the settings that scored best in our benchmark, with a learning
+    rest stays as it is, comments too. Recipes: best: the settings of our benchmark, with a learning
     rate and a number of steps computed from the corpus (--paths.train train.spacy); drop-in: thinc's arithmetic,
     computed by torch; fine-tune: a low rate for pretrained params, a higher one for new ones; robust: guards,
-    checkpoints and averages. All recipes but best keep the learning rate and its schedules.
+    checkpoints and averages. All but best and fine-tune keep the learning rate and its schedules.
     """
     if output_path is not None and str(output_path).startswith("--"):  # the first override
         ctx.args.insert(0, str(output_path))

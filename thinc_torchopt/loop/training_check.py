@@ -185,8 +185,7 @@ class TrainingCheck:
         notes = [one.text for one in found if one.text not in self._told]
         self._told.update(notes)
         if len(notes) > _MOST_WARNINGS:
-            rest = len(notes) - _MOST_WARNINGS + 1
-            notes = [*notes[: _MOST_WARNINGS - 1], f"and {rest} more: spacy torchopt explain"]
+            notes[_MOST_WARNINGS - 1 :] = [f"and {len(notes) - _MOST_WARNINGS + 1} more: spacy torchopt explain"]
         for note in notes:
             warnings.warn(PipelineWarning(note), stacklevel=5)
 

@@ -108,6 +108,8 @@ def test_budget_of_steps_is_a_schedule_that_knew_the_end(corpus, tmp_path):
     assert rates_in(infos) == list(islice(warmup_stable_decay(0.01, 2, 4, 20, decay_type="linear"), 20))
     # By eval_frequency = 7, and after a ninth of the budget at the latest.
     assert evaluations_in(infos) == [0, 3, 6, 7, 10, 13, 14, 17, 19]
+    assert Budget("20 steps").count_evaluations(20, 7) == 9
+    assert Budget("90 steps").count_evaluations(90, 200) == 10  # at 0, 10, ... 80, and the last one
     assert train(tmp_path, corpus, "20 steps") == {}  # it is over
 
 
@@ -194,6 +196,8 @@ def test_budget_of_words(corpus, tmp_path):
     assert words[first - 2] < 800 <= words[first - 1]  # it begins as 80% are used
     per_batch = words[-1] / len(words)
     assert abs(words[-1] - 1000) <= 2 * per_batch and rates[first:] == falling(first, len(rates) - first)
+    # Each of three epochs ends with a short batch, after which the next evaluation may come a step later.
+    assert abs(Budget("1000 words").count_evaluations(len(words), 7) - len(evaluations_in(infos))) <= 3
 
 
 # ---------------------------------------------------------------------- seconds

@@ -216,17 +216,8 @@ def test_hostile_definitions_are_many():
 
 def test_hostile_names_of_blocks():
     """Names become names of metrics in expressions."""
-    for name in (
-        "__class__",
-        "9" * 99,
-        "\N{CYRILLIC SMALL LETTER EL}",
-        "a b",
-        "a]\n[x",
-        "x" * 101,
-        "",
-        "loss",
-        "fired",
-    ):
+    odd = ("__class__", "9" * 99, "\N{CYRILLIC SMALL LETTER EL}", "a b", "a]\n[x", "x" * 101, "", "loss", "fired")
+    for name in odd:
         rule = {"@controller_rules": "thinc-torchopt.stop_early.v1"}
         check({name: rule, f"{name}_": dict(rule)}, from_rules)
 

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy
 import pytest
@@ -115,6 +116,8 @@ def test_eval_metrics_tell_the_best_score():
     assert [f["best_step"] for f in found] == [None, 10, 10, 10, 40]
     assert [f["evaluations_since_best"] for f in found] == [1, 0, 1, 2, 0]
     assert [f["steps_since_best"] for f in found] == [None, 0, 10, 20, 0]
+    [doubt] = watch("EvalMetrics", event="on_evaluate", text="m['g'] > 0").check_keys(["default"], ["ner"], ["f"])
+    assert f"found 'g'. There are: {', '.join(sorted(found[1]))}" in doubt
 
 
 @pytest.mark.parametrize(
@@ -254,6 +257,8 @@ def test_own_metrics():
     ):
         with pytest.raises(ControllerError, match=rf"controller_metrics\[1\].arguments: .*{reason}"):
             watch(kind, arguments)
+    with pytest.raises(TypeError, match="takes no keyword arguments"):
+        type("TestWrong", (Metric,), {}, events=("on_step_end",))
 
 
 @dataclass
@@ -292,9 +297,9 @@ def test_plain_copies_and_converts():
         pass
 
     source = {"a": [1, numpy.float32(0.5)], 2: (True, None), "t": torch.ones(2), "s": Text("x"), "o": object()}
-    source["b"] = numpy.bool_(True)
+    source |= {"b": numpy.bool_(True), "f": Fraction(1, 2)}
     found = plain(source)
-    assert found == {"a": [1, 0.5], "2": [True, None], "t": [1.0, 1.0], "s": "x", "o": "<object>", "b": True}
+    assert found == {"a": [1, 0.5], "2": [True, None], "t": [1.0, 1.0], "s": "x", "o": "<object>", "b": True, "f": 0.5}
     assert type(found["s"]) is str and type(found["b"]) is bool and type(found["a"][1]) is float
     source["a"].append(3)
     assert found["a"] == [1, 0.5]

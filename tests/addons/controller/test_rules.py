@@ -95,6 +95,7 @@ def test_rules_that_hold_as_in_python(text):
         ("[*name] == 1", "before a value"),
         ("[loss for loss in [1]] == [1]", "new name"),
         ("[y for x in [1] for y in y] == [1]", "name of a metric"),
+        ("[x for x in [1] if y] == [1]", "name of a metric"),
         ("{x for x in [1]} == 1", "comprehension of a set"),
         ("{x: 1 for x in [1]} == 1", "comprehension of a dict"),
         ("b'x' == 1", "a number, a text"),

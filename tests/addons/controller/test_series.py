@@ -189,6 +189,7 @@ def test_series_a_window_that_fills_is_not_warned_of(caplog):
     one = controller(NORMS, window(), text="w['mean'] > 0", events="on_step_end")
     assert [bool(one.on_event("on_step_end", step=i, grad_norm=1.0)) for i in range(3)] == [False, False, True]
     assert not caplog.records
-    one = controller(NORMS, window(), text="w['mean'] > 0", events="on_step_end")
-    one.on_event("on_step_end", step=0)
-    assert "The metric 'w' is not available" in caplog.text
+    for told, missing in (({}, "w"), ({"grad_norm": 1.0}, "scores")):
+        one = controller(NORMS, SCORES, window(size=1), text="w['mean'] > scores['f']", events="on_step_end")
+        one.on_event("on_step_end", step=0, **told)
+        assert f"The metric '{missing}' is not available" in caplog.text

@@ -180,12 +180,14 @@ def test_controller_resumes_exactly(corpus, tmp_path):
     assert told(parts) == told(whole)
 
 
-def test_controller_that_stopped_stays_so(corpus, tmp_path):
-    """Also by a rule on `on_save`, when the state of the run was written already."""
-    rules = definition(rule("stop", "on_save", 'state["step"] == 4', STOP))
-    config = config_for(tmp_path, corpus, rules, checkpoint=True)
+@pytest.mark.parametrize(("steps", "stop_at"), [(12, 4), (4, 99)])
+def test_controller_that_stopped_stays_so(steps, stop_at, corpus, tmp_path, caplog):
+    """Also by a rule on `on_save`, when the state of the run was written already. Rules on its end act once."""
+    stop, end = ("on_save", f'state["step"] == {stop_at}', STOP), ("on_train_end", "True", "note.should_log")
+    rules = definition(rule("stop", *stop), rule("end", *end), operations=[NOTE])
+    config = config_for(tmp_path, corpus, rules, steps=steps, checkpoint=True)
     assert list(run(config)[1]) == [0, 1, 2, 3, 4]
-    assert run(config)[1] == {}
+    assert run(config)[1] == {} and caplog.messages.count("step 4") == 1
 
 
 def test_controller_tells_the_console(corpus, tmp_path, caplog):

@@ -237,7 +237,8 @@ def test_explain_numbers(case, folder):
     assert shown.groups.rows == [[name, f"{n:,}", *rest] for n, (name, _, *rest) in zip(of_groups, groups)]
     assert lines["Optimizer"] == f"{more.get('optimizer', 'torch.AdamW.v1')}."
     every = config["training"]["eval_frequency"]
-    assert lines["Ends"] == f"{ends} It is evaluated every {every} step{'s' * (every > 1)}."
+    latest = ", and after each ninth of the budget at the latest" * ("budget" in optimizer)
+    assert lines["Ends"] == f"{ends} It is evaluated every {every} step{'s' * (every > 1)}{latest}."
 
     steps = list(takewhile(more.get("until", bool), spacys_steps(config.interpolate())))
     n, words = len(steps), steps[-1]["words"]
@@ -265,7 +266,16 @@ def test_explain_numbers(case, folder):
             assert number == pytest.approx(size / unit, abs=0.05 if number < 10 and unit > 1 else 0.5)  # its last digit
 
 
-def test_explain_time(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("optimizer", "training", "steps", "evaluated"),
+    [
+        ({}, {"max_steps": 20}, 21, [0, 4, 8, 12, 16, 20]),
+        # As a training was found to do in addons/budget/test_budget.py.
+        (budget("20 steps"), {"eval_frequency": 7}, 20, [0, 3, 6, 7, 10, 13, 14, 17, 19]),
+    ],
+    ids=["steps", "budget"],
+)
+def test_explain_time(optimizer, training, steps, evaluated, folder, monkeypatch):
     """A step takes two seconds, and half a second an evaluated text. Of the 33 words of 6 texts, 12 of 3 are enough."""
     now = 0.0
 
@@ -278,9 +288,10 @@ def test_explain_time(folder, monkeypatch):
     monkeypatch.setattr(f"{costs}.default_timer", lambda: now)
     monkeypatch.setattr(Language, "evaluate", lambda nlp, examples: pass_by(0.5 * len(examples)))
     registry.callbacks.register("test_description.two_seconds.v1", func=lambda: lambda nlp, args: pass_by(2.0))
-    config = config_for(folder, ["tagger"], {}, {"max_steps": 20, **batches("sequence", size=24)})
+    config = config_for(folder, ["tagger"], optimizer, {**training, **batches("sequence", size=24)})
     config["training"]["before_update"] = {"@callbacks": "test_description.two_seconds.v1"}
     each = f"66 words a second in 10 timed steps, 2 seconds a step, {1.5 * 33 / 12:.1f} seconds an evaluation."
-    whole = 21 * 2 + 6 * 1.5 * 33 / 12  # of the steps 0, 4, 8, 12, 16 and 20
+    whole = steps * 2 + len(evaluated) * 1.5 * 33 / 12
     told = dict(explain(config, is_timed=True).lines)["Time"]
-    assert told.startswith(f"About {whole:.0f} seconds for 21 steps and 6 evaluations: {each} Measured with")
+    n = len(evaluated)
+    assert told.startswith(f"About {whole:.0f} seconds for {steps} steps and {n} evaluations: {each} Measured with")

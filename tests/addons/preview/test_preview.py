@@ -13,7 +13,6 @@ from thinc_torchopt.addons.preview.params import ParamRow, ParamTable, TableData
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.notebook import compare_recipes, explain, params
 
-from ...configs import smaller
 from ...conftest import CONFIGS
 from ...spacy_cli import spacy_cli
 
@@ -87,16 +86,6 @@ def test_preview_params_are_escaped():
     page = parsed(ParamTable([row], notes=["<s>"], problem="<em>")._repr_html_())
     assert not {"i", "u", "s", "em"} & set(page.tags)
     assert {"<i>'&\"", "<u>", "<s>", "<em>"} <= set(page.text)
-
-
-def test_preview_compare_recipes(paths, tmp_path):
-    config = tmp_path / "small.cfg"
-    config.write_text(smaller((CONFIGS / "cnn.cfg").read_text()))
-    found = compare_recipes(config, paths, recipes="fine-tune", steps=2, seeds=1, output=tmp_path / "best.cfg")
-    assert list(found.tried) == ["as it is", "tuned Adam", "fine-tune"] and found.verdict in repr(found)
-    assert (tmp_path / "best.cfg").read_text() == found.config
-    page = parsed(found._repr_html_())
-    assert found.verdict in page.text and "fine-tune" in page.text
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from html import unescape
 import pytest
 import spacy
 from confection import Config
+from hypothesis import given
+from hypothesis import strategies as st
 from spacy.tokens import DocBin, Span
 
 from thinc_torchopt.addons.report.labels import Trained, title_of
 from thinc_torchopt.addons.report.report import Report, _beside, read_report
-from thinc_torchopt.addons.report.runs import facts_of, read_runs, summarize
+from thinc_torchopt.addons.report.runs import duration, facts_of, read_runs, summarize
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.loop.run_lock import hold
@@ -73,6 +75,9 @@ LONG = [
 ]
 
 
+PART = re.compile(r"([\d.,]+) (s|min|h)\b")
+
+
 @pytest.mark.parametrize(
     ("lines", "facts", "time"),
     [
@@ -100,6 +105,16 @@ def test_report_prints_the_numbers_of_a_log(tmp_path, lines, facts, time):
     shown = [line for line in repr(found).splitlines() if line.startswith(tuple(names))]
     assert [re.split("  +", line, maxsplit=1) for line in shown] == [list(row) for row in zip(names, facts)]
     assert found.told == time
+
+
+@given(st.floats(0.0, 1e6) | st.sampled_from([9.96, 59.7, 3599.7, 7199.0]))
+def test_report_rounds_a_duration_once(seconds):
+    """Read again it is off by half of its last unit at most, and has no 60 seconds or minutes."""
+    units = {"s": 1, "min": 60, "h": 3_600}
+    parts = [(float(n.replace(",", "")), units[unit]) for n, unit in PART.findall(duration(seconds))]
+    assert all(n < 60 for n, unit in parts if unit < 3600) and len(parts) == 1 + (seconds >= 59.5)
+    last = 0.1 if seconds < 9.95 else parts[-1][1]
+    assert abs(sum(n * unit for n, unit in parts) - seconds) <= last / 2 + 1e-9  # of floats
 
 
 def test_report_prints_a_summary(tmp_path):

@@ -1,7 +1,7 @@
 """Whether a difference is more than chance, against tables of Student's t and against chance itself."""
 
 import math
-from statistics import stdev
+from statistics import fmean, stdev
 
 import numpy
 import pytest
@@ -37,15 +37,36 @@ def test_comparison_knows_students_t(level, freedom, value):
     assert t_quantile(level, freedom) == pytest.approx(value, abs=5e-4 * max(1.0, value / 10))
 
 
-def test_comparison_of_two_is_students_paired_test():
-    """With two ways to train, the margin is that of the paired t-test: differences at the margin have p = 0.05."""
-    a, b = [0.80, 0.82, 0.81], [0.83, 0.86, 0.83]
-    error = stdev([0.03, 0.04, 0.02]) / math.sqrt(3)
-    found = compare(by_seed(a=a, b=b), "a")
-    difference = found.differences["b"]
-    assert (difference.value, difference.error) == (pytest.approx(0.03), pytest.approx(error))
-    assert difference.margin == pytest.approx(4.303 * error, rel=1e-3)  # t as in the table
-    assert found.is_told("b") and found.winner == "b" and found.best == "b"
+def differences(scores, drawn, base, comparisons):
+    """By name: the difference of the means, its standard error, and how large it may be by chance.
+
+    scores, drawn: By name, for each seed. drawn: On texts that were drawn again.
+    """
+    names, seeds = list(scores), len(scores[base])
+    # What least squares leave that give each candidate and each seed a mean of its own.
+    means = numpy.repeat(numpy.eye(len(names)), seeds, axis=0), numpy.tile(numpy.eye(seeds)[:, 1:], (len(names), 1))
+    left = numpy.linalg.lstsq(numpy.hstack(means), numpy.ravel(list(scores.values())), rcond=None)[1][0]
+    freedom = (len(names) - 1) * (seeds - 1)
+    of_seeds = math.sqrt(left / freedom * 2 / seeds)
+    found = {}
+    for name in set(names) - {base}:
+        of_texts = stdev(numpy.mean(drawn[name], axis=0) - numpy.mean(drawn[base], axis=0))
+        error = math.hypot(of_seeds, of_texts)
+        # Welch and Satterthwaite, with endless degrees of freedom for texts. From 10,000 on, t is normal.
+        t = t_quantile(1 - 0.05 / 2 / comparisons, min(freedom * (error / of_seeds) ** 4, 10_000.0))
+        found[name] = fmean(scores[name]) - fmean(scores[base]), error, t * error
+    return found
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(2, 4), st.sampled_from([0.001, 0.05]))
+def test_comparison_is_that_of_textbooks(seed, candidates, seeds, of_texts):
+    rng, names = numpy.random.default_rng(seed), "abcd"[:candidates]
+    scores = {name: rng.normal(0.8, 0.05, seeds).tolist() for name in names}
+    drawn = {name: rng.normal(0.8, of_texts, (seeds, 7)) for name in names}
+    found, expected = compare(by_seed(**scores), "a", by_seed(**drawn)), differences(scores, drawn, "a", candidates - 1)
+    for name, one in found.differences.items():
+        assert (one.value, one.error, one.margin) == pytest.approx(expected[name])
+        assert found.is_told(name) == (abs(one.value) > expected[name][2])
 
 
 def test_comparison_takes_seeds_that_all_have():
@@ -98,34 +119,12 @@ def test_comparison_without_spread():
     assert same.differences["b"].error == 0.0 and same.winner == "b" and not same.is_told("c")
 
 
-def test_comparison_adds_the_error_of_texts():
-    a, b = [0.80, 0.82, 0.81], [0.83, 0.86, 0.83]
-    drawn = {"a": {0: [0.8] * 3, 1: [0.8] * 3, 2: [0.8] * 3}, "b": {0: [0.8, 0.9, 0.7], 1: [0.8] * 3, 2: [0.8] * 3}}
-    found = compare(by_seed(a=a, b=b), "a", drawn).differences["b"]
-    of_seeds = stdev([0.03, 0.04, 0.02]) / math.sqrt(3)
-    of_texts = stdev([0.0, 0.1 / 3, -0.1 / 3])  # the mean over seeds comes first
-    assert found.error == pytest.approx(math.hypot(of_seeds, of_texts))
-    # Welch and Satterthwaite, with endless degrees of freedom for texts.
-    freedom = 2 * (found.error / of_seeds) ** 4
-    assert found.margin == pytest.approx(t_quantile(0.975, freedom) * found.error)
-
-
 @pytest.mark.parametrize(
     ("own", "other", "begin", "end"),
     [
-        (
-            [0.80, 0.82],
-            [0.81, 0.84],
-            "Nothing is better by more than chance: b is ahead by 0.0150, and",
-            "show it.",
-        ),
+        ([0.80, 0.82], [0.81, 0.84], "Nothing is better by more than chance: b is ahead by 0.0150, and", "show it."),
         ([0.9, 0.91], [0.8, 0.82], "Nothing is better than the config. With 2 seeds, up to", "may be chance."),
-        (
-            [0.80, 0.81],
-            [0.90, 0.911],
-            "b is better than the config: 0.9055 against 0.8050. With 2",
-            "chance.",
-        ),
+        ([0.80, 0.81], [0.90, 0.911], "b is better than the config: 0.9055 against 0.8050. With 2", "chance."),
         ([0.8], [0.9], "B has the best score, 0.9000. One seed can't tell", "Try --seeds 3."),
         ([0.0, 0.0], [0.0, 0.0], "Nothing can be said: all scores are 0.", "Try more --steps."),
         ([0.5, 0.5], [0.5, 0.5], "Nothing can be said: all scores are the same.", "to evaluate on."),

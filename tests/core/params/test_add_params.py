@@ -168,8 +168,13 @@ def test_add_params_keeps_state_that_a_class_makes_when_it_is_built():
         Adagrad(initial_accumulator_value=0.5), 0.1, param_groups={"one": {"params": ["*/0/*"], "weight_decay": 0.1}}
     )
     optimizer.initialize(nlp)
-    state = optimizer.torch_optimizers["algorithm"].state
-    assert len(state) == N and all((found["sum"] == 0.5).all() for found in state.values())
+    saved = optimizer.state_dict()
+    for _ in range(2):
+        state = optimizer.torch_optimizers["algorithm"].state
+        assert len(state) == N and all((found["sum"] == 0.5).all() for found in state.values())
+        backprop(model, numpy.random.default_rng(0))
+        model.finish_update(optimizer)
+        optimizer.roll_back(saved)  # by `begin_anew`: none had an update then
 
 
 # ---------------------------------------------------------------------- one is refused

@@ -3,6 +3,7 @@
 import copy
 import gc
 import sys
+import weakref
 
 import numpy
 import pytest
@@ -261,10 +262,13 @@ def test_param_table_a_copied_model_keeps_names_settings_and_state(component):
     for _ in range(2):
         nlp.update(examples, sgd=optimizer)
     names, before = sorted(info.name for info in optimizer.describe()), sorted(optimizer.nr_update.values())
-    pipe = nlp.get_pipe(component)
+    pipe, inner = nlp.get_pipe(component), optimizer.torch_optimizers["algorithm"]
+    earlier = [weakref.ref(tensor) for group in inner.param_groups for tensor in group["params"]]
     pipe.model = pipe.model.copy()
     embedded = {node.id: node.get_param("E").copy() for node in pipe.model.walk() if node.has_param("E") is True}
     nlp.update(examples, sgd=optimizer)
+    gc.collect()
+    assert not any(tensor() is not None for tensor in earlier)
     assert sorted(info.name for info in optimizer.describe()) == names
     assert sorted(optimizer.nr_update.values()) == [count + 1 if count else 0 for count in before]
     for node in pipe.model.walk():

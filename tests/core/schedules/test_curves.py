@@ -642,6 +642,7 @@ BAD = [
     ("warmup_linear", {**WARMUP, "initial_rate": "0.1"}, "'initial_rate' to be a number of at least 0, found '0.1'"),
     ("polynomial", {**WARMUP, "warmup_steps": "1"}, "'warmup_steps' to be a whole number of at least 0, found '1'"),
     ("one_cycle", {"max_rate": 0.1, "total_steps": 5, "pct_start": 0.6, "three_phase": True}, "at most 0.5, found 0.6"),
+    ("warmup_linear", {"initial_rate": 0.1, "warmup_ratio": 0.1, "total_steps": "9"}, "at least 1, found '9'"),
     ("warmup_stable_decay", {**WARMUP, "decay_steps": 6}, "at least 11 (warmup_steps + decay_steps), found 10"),
     ("plateau", {"initial_rate": 0.1, "threshold": -1, "threshold_mode": "abs"}, "a number of at least 0, found -1"),
     ("sequence", {"parts": {"a": {"steps": 1}}}, "'parts.a' to be a section with 'steps' and 'schedule', found "

@@ -74,6 +74,21 @@ def test_rate_changes_are_made_to_the_params_of_a_block_alone():
     assert optimizer.learn_rates == {"default": 0.1, "one": 0.05, "two": 0.05, "two+odd": 0.25}
 
 
+def test_rate_changes_stay_with_a_param_that_is_frozen_and_thawed():
+    nlp, module, optimizer = setting()
+    update(nlp, module, optimizer)
+    optimizer.scale_learn_rates(["one"], 0.5)
+    optimizer.freeze(["tagger/a*"])  # its group is gone
+    update(nlp, module, optimizer)
+    optimizer.scale_learn_rates(["one"], 0.1, 0.025)
+    assert optimizer.learn_rates["one"] == 0.0
+    optimizer.unfreeze(["tagger/a1"])
+    update(nlp, module, optimizer)
+    assert rates_of(optimizer) == pytest.approx({"a1": 0.025, "a2": 0.0, "b1": 0.1, "b2": 0.5, "c": 0.1})
+    optimizer.unfreeze(["tagger/a2"])
+    assert rates_of(optimizer)["a2"] == pytest.approx(0.025)
+
+
 def test_rates_are_those_of_the_params_that_are_trained():
     """A group with a frozen param has the rate by which SGD moved the others; 0 is for a group that is frozen."""
     nlp, module, optimizer = setting()
@@ -120,12 +135,14 @@ def test_rate_changes_are_those_of_params_that_come_later():
 
 def test_rate_changes_take_no_rate_below_the_lowest():
     _, _, optimizer = setting()
+    optimizer.rates.scale = 0.5  # of the run
     optimizer.scale_learn_rates(["*"], 0.01, 0.02)
     assert rates_of(optimizer) == pytest.approx({"a1": 0.02, "a2": 0.02, "b1": 0.02, "b2": 0.02, "c": 0.02})
     optimizer.scale_learn_rates(["one"], 0.5, 0.05)  # it is below that already
     assert rates_of(optimizer)["a1"] == pytest.approx(0.02)
     optimizer.scale_learn_rates(["one"], 2.0, 0.05)
-    assert rates_of(optimizer)["a1"] == pytest.approx(0.04)
+    optimizer.set_learn_rates(["two"], 0.3)
+    assert rates_of(optimizer) == pytest.approx({"a1": 0.04, "a2": 0.04, "b1": 0.3, "b2": 0.3, "c": 0.02})
 
 
 def test_rate_changes_hold_where_the_rate_begins_at_zero():
@@ -193,7 +210,7 @@ def test_rate_changes_are_few_however_often_rules_make_them():
 # Patterns of groups, with the ops of a rule; "save" and "freeze" happen in between.
 PATTERNS = ["one", "two", "odd", "two+odd", "default", "t*", "*"]
 CHANGES = st.tuples(
-    st.sampled_from(["scale", "scale", "set", "freeze", "unfreeze", "update", "save", "copy"]),
+    st.sampled_from(["scale", "limited scale", "set", "freeze", "unfreeze", "update", "save", "copy"]),
     st.sampled_from(PATTERNS),
     st.sampled_from([0.5, 0.9, 2.0]),
 )
@@ -214,6 +231,10 @@ def test_rate_changes_in_any_order_are_those_of_a_dict(operations):
         if what == "scale":
             optimizer.scale_learn_rates([pattern], number)
             rates |= {name: rates[name] * number for name in chosen}
+        elif what == "limited scale":
+            optimizer.scale_learn_rates([pattern], number, 0.06, 0.3)
+            within = {name: min(max(rates[name] * number, 0.06), 0.3) for name in chosen}
+            rates |= {name: (min if number < 1 else max)(rates[name], within[name]) for name in chosen}
         elif what == "set":
             optimizer.set_learn_rates([pattern], number / 10)
             rates |= dict.fromkeys(chosen, number / 10)

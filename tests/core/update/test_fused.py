@@ -18,27 +18,13 @@ from thinc_torchopt.core.update.built_algorithm import BuiltAlgorithm
 from thinc_torchopt.torch_optimizers import SGD, Adagrad, Adam, AdamW
 
 # Every option that torch's kernels take.
+DECAY = {"weight_decay": st.sampled_from([0.0, 0.1])}
+OF_ADAM = {"amsgrad": st.booleans(), "maximize": st.booleans(), **DECAY}
 CLASSES = {
-    "Adam": (
-        Adam,
-        torch.optim.Adam,
-        {"amsgrad": st.booleans(), "maximize": st.booleans(), "weight_decay": st.sampled_from([0.0, 0.1])},
-    ),
-    "AdamW": (
-        AdamW,
-        torch.optim.AdamW,
-        {"amsgrad": st.booleans(), "maximize": st.booleans(), "weight_decay": st.sampled_from([0.0, 0.1])},
-    ),
-    "Adagrad": (
-        Adagrad,
-        torch.optim.Adagrad,
-        {"lr_decay": st.sampled_from([0.0, 0.1]), "weight_decay": st.sampled_from([0.0, 0.1])},
-    ),
-    "SGD": (
-        SGD,
-        torch.optim.SGD,
-        {"momentum": st.sampled_from([0.0, 0.9]), "weight_decay": st.sampled_from([0.0, 0.1])},
-    ),
+    "Adam": (Adam, torch.optim.Adam, OF_ADAM),
+    "AdamW": (AdamW, torch.optim.AdamW, OF_ADAM),
+    "Adagrad": (Adagrad, torch.optim.Adagrad, {"lr_decay": st.sampled_from([0.0, 0.1]), **DECAY}),
+    "SGD": (SGD, torch.optim.SGD, {"momentum": st.sampled_from([0.0, 0.9]), **DECAY}),
 }
 # Without masters, half precision loses small updates, as torch's own step does.
 pytestmark = pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.PrecisionWarning")
@@ -157,13 +143,22 @@ def as_bytes(optimizer):
     return [tensor.numpy().tobytes() for tensor in tensors]
 
 
+def roll_back(optimizer):
+    optimizer.roll_back(copy.deepcopy(optimizer.state_dict()))
+
+
+def load_into_torchs(optimizer):
+    """By hand, as a user may do it."""
+    inner(optimizer).load_state_dict(copy.deepcopy(inner(optimizer).state_dict()))
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
-        lambda optimizer: inner(optimizer).load_state_dict(copy.deepcopy(inner(optimizer).state_dict())),
+        load_into_torchs,
         lambda optimizer: replace_moments(inner(optimizer)),
-        lambda optimizer: optimizer.roll_back(copy.deepcopy(optimizer.state_dict())),
+        roll_back,
     ],
     ids=["load", "load in torch", "other tensors", "roll back"],
 )
@@ -185,14 +180,7 @@ def replace_moments(optimizer):
         state["step"] = state["step"] + 3.0
 
 
-def load_into_torchs(optimizer):
-    """By hand, as a user may do it."""
-    inner(optimizer).load_state_dict(copy.deepcopy(inner(optimizer).state_dict()))
-
-
-@pytest.mark.parametrize(
-    "replace", [lambda optimizer: optimizer.roll_back(copy.deepcopy(optimizer.state_dict())), load_into_torchs]
-)
+@pytest.mark.parametrize("replace", [roll_back, load_into_torchs])
 def test_fused_holds_on_to_no_state_that_was_replaced(replace):
     """Else it would take memory twice until the next step, in the forward pass of all times."""
     nlp = toy_pipeline(["tagger"], shared=False)
@@ -211,49 +199,39 @@ def test_fused_holds_on_to_no_state_that_was_replaced(replace):
 
 
 @pytest.mark.parametrize("odd", [torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float64)])
-def test_fused_tries_once_to_put_together_what_does_not_go_together(odd, made, monkeypatch):
-    """Else each step would look at all params in vain; until their group changes."""
+def test_fused_looks_once_whether_params_go_together(odd, made, monkeypatch):
+    """Else each step would look at all params; until their group changes."""
     looked, accepts = [], kernels.FusedKernel.accepts
     params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(odd)]
     optimizer = TorchOptimizer(AdamW(), 0.1)
     monkeypatch.setattr(kernels.FusedKernel, "accepts", lambda *args: looked.append(args) or accepts(*args))
-    for _ in range(3):
-        for param in params:
-            optimizer.set_grad(param, torch.ones_like(param))
-        optimizer.step()
-    n_looked = len(looked)
-    for _ in range(3):
-        for param in params:
-            optimizer.set_grad(param, torch.ones_like(param))
-        optimizer.step()
-    assert len(looked) == n_looked and not any(made)
+
+    def count_after_three_steps():
+        for _ in range(3):
+            for param in params:
+                optimizer.set_grad(param, torch.ones_like(param))
+            optimizer.step()
+        return len(looked)
+
+    assert count_after_three_steps() == count_after_three_steps() and not any(made)
     params[1].data = torch.ones(3)
-    for _ in range(3):
-        for param in params:
-            optimizer.set_grad(param, torch.ones_like(param))
-        optimizer.step()
-    assert made[-3:] == [0, 2, 2]
+    assert count_after_three_steps() == count_after_three_steps() and made[-6:] == [0, 2, 2, 2, 2, 2]
 
 
-def test_fused_leaves_steps_with_hooks_to_torch(made):
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = TorchOptimizer(AdamW(), 0.1)
-    seen = []
+@pytest.mark.parametrize(
+    "observe",
+    [
+        lambda inside: inside.register_step_post_hook(lambda *_: None),
+        # It replaces `step`, to count how often it is called.
+        lambda inside: torch.optim.lr_scheduler.ConstantLR(inside, factor=1.0),
+    ],
+    ids=["hook", "scheduler"],
+)
+def test_fused_leaves_steps_that_others_observe_to_torch(observe, made):
+    param, optimizer = torch.nn.Parameter(torch.ones(3)), TorchOptimizer(SGD(), 0.1, on_outside_write="adopt")
     for step in range(6):
         if step == 3:
-            inner(optimizer).register_step_post_hook(lambda *_: seen.append("a step"))
-        optimizer.set_grad(param, torch.ones(3))
-        optimizer.step()
-    assert made == [0, 1, 1] and seen == ["a step"] * 3
-
-
-def test_fused_sees_the_schedulers_of_torch(made):
-    """They replace `step` of the optimizer, to count how often it is called."""
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = TorchOptimizer(SGD(), 0.1, on_outside_write="adopt")
-    for step in range(5):
-        if step == 3:
-            torch.optim.lr_scheduler.ConstantLR(inner(optimizer), factor=1.0)
+            observe(inner(optimizer))
         optimizer.set_grad(param, torch.ones(3))
         optimizer.step()
     assert made == [0, 1, 1]

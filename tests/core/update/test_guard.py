@@ -119,11 +119,12 @@ def test_guard_keeps_an_average_for_each_set_of_params():
     guard = GradGuard(20, spike_factor=3.0)
     tagger = [Param(name, name, None, torch.ones(1)) for name in ("tagger/W", "tagger/b")]
     ner = [Param(name, name, None, torch.ones(1)) for name in ("ner/W", "ner/b")]
-    sets = [(tagger, 1.0), (ner, 100.0), (tagger + ner, 1e4), (ner[:1], 1e-4)]
+    names = "tagger (2 params)", "ner (2 params)", "ner+tagger (4 params)", "ner/W"
+    sets = dict(zip(names, [(tagger, 1.0), (ner, 100.0), (tagger + ner, 1e4), (ner[:1], 1e-4)]))
     for _ in range(50):
-        for params, norm in sets:
+        for params, norm in sets.values():
             assert guard.judge(params, [norm] * len(params), norm).factor == 1.0
-    assert set(guard.averages) == {"tagger (2 params)", "ner (2 params)", "ner+tagger (4 params)", "ner/W"}
+    assert {name: average.norm for name, average in guard.averages.items()} == {name: sets[name][1] for name in sets}
     # Order does not matter, the number of params does: after unfreezing, norms are others.
     assert guard.judge((ner + tagger)[::-1], [4e4] * 4, 4e4).factor is None
     assert guard.judge(tagger + ner[:1], [4e4] * 3, 4e4).factor == 1.0

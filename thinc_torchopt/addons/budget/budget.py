@@ -83,6 +83,10 @@ class Budget(Attachment):
     def join(self, run: Any) -> Sequence[Any]:
         return [BudgetKeeper(self, run)]
 
+    def count_evaluations(self, steps: int, eval_frequency: int) -> int:
+        """How often a training is evaluated whose budget is used up after so many steps, if that costs nothing."""
+        return _count_evaluations(0, steps, eval_frequency, math.ceil(_MOST_BETWEEN * steps), 1)
+
 
 def read_limit(limit: str, section: Section, name: str = "limit") -> tuple[float, Unit]:
     """Parse a limit into amount and unit.
@@ -249,7 +253,7 @@ class BudgetKeeper:
         return max(self._settings.decay_ratio * end, least)
 
     def _cost_of_evaluations(self, first: int, steps: int, now: float) -> float:
-        """The cost of evaluations in `steps` steps from a step on. The last of them is always evaluated."""
+        """The cost of evaluations in `steps` steps from a step on."""
         cost, per_step = self._state.eval_cost.mean, self._state.step_cost.mean
         if not cost:
             return 0.0
@@ -258,17 +262,8 @@ class BudgetKeeper:
         def until_due(since: float) -> int:
             return max(1, math.ceil((between - since) / per_step)) if per_step else frequency
 
-        last = first + max(1, steps) - 1
-        begin = first + min(-first % frequency, until_due(now - self._state.evaluated_at) - 1)
-        if begin >= last:
-            return cost
-        # From one evaluation on, the next ones come in equal gaps, which begin again at each multiple of the frequency.
-        gap, again = until_due(cost), begin + frequency - begin % frequency
-        periods, rest = divmod(max(0, last - again), frequency)
-        found = (
-            math.ceil((min(again, last) - begin) / gap) + periods * math.ceil(frequency / gap) + math.ceil(rest / gap)
-        )
-        return cost * (found + 1)
+        until_next = until_due(now - self._state.evaluated_at)
+        return cost * _count_evaluations(first, steps, frequency, until_due(cost), until_next)
 
     def _steps_of_fall(self, first: int, now: float, end: float) -> int:
         """The steps of a fall to `end` that begins with a step. now (float): What is used."""
@@ -324,3 +319,20 @@ class BudgetKeeper:
                 "run in another folder."
             )
         self._state = state
+
+
+def _count_evaluations(first: int, steps: int, frequency: int, gap: int, until_next: int) -> int:
+    """How many of `steps` steps from a step on are evaluated. The last of them always is.
+
+    gap (int): The most steps from one evaluation to the next. until_next (int): To the first of them.
+    """
+    last = first + max(1, steps) - 1
+    begin = first + min(-first % frequency, until_next - 1)
+    if begin >= last:
+        return 1
+    # From one evaluation on, the next ones come in equal gaps, which begin again at each multiple of the frequency.
+    again = begin + frequency - begin % frequency
+    periods, rest = divmod(max(0, last - again), frequency)
+    return (
+        math.ceil((min(again, last) - begin) / gap) + periods * math.ceil(frequency / gap) + math.ceil(rest / gap) + 1
+    )

@@ -58,12 +58,13 @@ class Evaluator(EvalWithCompoundTypes):
     be None).
     """
 
+    seed: str
+
     def __init__(self, keys: Mapping[str, Keys | None]):
         super().__init__()
         self.wholes: set[ast.AST] = set()
         self.or_none: set[ast.AST] = set()
         self.names: Mapping[str, Any] = {}
-        self.seed = ""
         self._random: random.Random | None = None
         self._keys = keys
         self._work = 0

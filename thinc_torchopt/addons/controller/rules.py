@@ -157,7 +157,6 @@ class _Checks:
         if isinstance(node, (ast.BoolOp, ast.IfExp)):  # each part of it may be the result
             for part in node.values if isinstance(node, ast.BoolOp) else (node.body, node.orelse):
                 self.result(part, gives)
-            return
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if _is_never_true(node) if gives == "true or false" else is_text or isinstance(node, _COLLECTIONS):
             refuse(f"it must give {gives}, not a {'text' if is_text else _words(node)}")

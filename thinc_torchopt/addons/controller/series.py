@@ -40,7 +40,6 @@ class Series(Metric):
             used = [metrics[name] for name in self.of.names]
             in_steps = [one is None or "on_step_end" in _when_new(one) for one in used]
             self.event = _EVENTS["steps" if any(in_steps) else "evaluations"]
-        self.events = (self.event, *(event for event in self.events if event != self.event))
         self.keeps = self._kept()  # type: ignore[misc]
 
     def _kept(self) -> tuple[str, ...]:

@@ -46,11 +46,13 @@ class TrainingWork:
     steps (int | None): None: only patience ends the training.
     batch_words (float): Words of a batch, on average.
     epochs (float | None): None: the corpus is streamed.
+    evaluations (int | None): None: as for steps.
     """
 
     steps: int | None
     batch_words: float
     epochs: float | None
+    evaluations: int | None
 
     @property
     def words(self) -> int | None:
@@ -90,7 +92,10 @@ def count_work(setup: Setup, train: Corpus) -> TrainingWork | None:
     steps = min(limits, default=None)
     in_epoch = sum(first) or 1
     epochs = None if max_epochs < 0 or steps is None else steps * mean / in_epoch
-    return TrainingWork(steps, mean, epochs)
+    every, evaluations = training["eval_frequency"], None
+    if steps is not None:
+        evaluations = (steps - 1) // every + 1 if budget is None else budget.count_evaluations(steps, every)
+    return TrainingWork(steps, mean, epochs, evaluations)
 
 
 def _words(batch: Sequence[Example]) -> int:
@@ -352,18 +357,18 @@ def _wait(on_gpu: bool) -> None:
         torch.cuda.synchronize()
 
 
-def tell_time(times: Times, work: TrainingWork, eval_frequency: int) -> str:
+def tell_time(times: Times, work: TrainingWork) -> str:
     each = (
         f"{times.words:,.0f} words a second in {_TIMED} timed steps, {time_in_words(times.step)} a step, "
         f"{time_in_words(times.evaluation)} an evaluation"
     )
-    if work.steps is None:
+    if work.steps is None or work.evaluations is None:
         return f"{each[0].upper()}{each[1:]}."
-    evaluations = (work.steps - 1) // eval_frequency + 1
-    total = work.steps * times.step + evaluations * times.evaluation
+    total = work.steps * times.step + work.evaluations * times.evaluation
+    steps, evaluations = count(work.steps, "step"), count(work.evaluations, "evaluation")
     return (
-        f"About {time_in_words(total)} for {count(work.steps, 'step')} and {count(evaluations, 'evaluation')}: {each}. "
-        "Measured with whatever else runs on this machine now."
+        f"About {time_in_words(total)} for {steps} and {evaluations}: {each}. Measured with whatever else runs on this "
+        "machine now."
     )
 
 

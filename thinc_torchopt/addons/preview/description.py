@@ -449,7 +449,7 @@ def _tell_times(told: Description, setup: Setup, train: Corpus, dev: Corpus | No
         products = tell_products(choice, thincs, optimizer.ops, steps, has_setting="ops" in block)
         told.lines.append(("Products", products))
         told.costs["products"] = {"thinc": str(thincs), "fastest": str(choice.products), "times_as_fast": choice.gain}
-    told.lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
+    told.lines.append(("Time", tell_time(times, work)))
     told.costs["seconds"] = asdict(times)
     if times.peak is not None:
         told.lines.append(("Memory", f"At most {size_in_words(times.peak)} of the GPU were in use."))

@@ -94,7 +94,9 @@ def _end(training: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
     text = f"{', or '.join(ends) or 'never by itself'}{', whichever comes first' if len(ends) > 1 else ''}."
     if training["max_epochs"] < 0:
         text += " The corpus is streamed again and again (max_epochs = -1): its end does not end the training."
-    return f"{text[0].upper()}{text[1:]} It is evaluated every {count(training['eval_frequency'], 'step')}."
+    every = count(training["eval_frequency"], "step")
+    latest = "" if budget is None else ", and after each ninth of the budget at the latest"
+    return f"{text[0].upper()}{text[1:]} It is evaluated every {every}{latest}."
 
 
 def _rules_that_stop(optimizer: TorchOptimizer) -> list[str]:

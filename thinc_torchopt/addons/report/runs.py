@@ -420,13 +420,13 @@ def summarize(run: LoggedRun) -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """A duration in words: 42 s, 7 min 5 s, 3 h 20 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    """A duration in words: 4.2 s, 42 s, 7 min 5 s, 3 h 20 min. It is rounded first: 59.7 s are 1 min 0 s."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours:,} h {minutes} min"
 
 

@@ -11,6 +11,7 @@ optimizers with hooks.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from operator import is_, itemgetter
 from typing import Any, Literal
@@ -26,7 +27,7 @@ Entry = dict[str, Any]
 Lists = list[list[Tensor]]
 
 
-class Kernel:
+class Kernel(ABC):
     """The fused kernel of an optimizer class.
 
     fused (FusedKernel): Knows which params the kernel accepts.
@@ -47,13 +48,13 @@ class Kernel:
         """As `state`, with the options of a param group."""
         return self.state
 
+    @abstractmethod
     def call(self, entry: Entry, tensors: Any, grads: Any, state: Lists, steps: Any, scale: Any) -> None:
         """Make one step.
 
         steps (list[Tensor] | int | None): The number of this step, counted from 1; its type is `counts`.
         scale (Tensor | None): Divides gradients.
         """
-        raise NotImplementedError
 
 
 class _Adam(Kernel):

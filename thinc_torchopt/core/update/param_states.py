@@ -44,7 +44,7 @@ class ParamStates:
         on_growth (Fill): How to fill new cells.
         RAISES (StateError): It does not fit.
         """
-        self._optimizer.state[param.tensor] = self._fit(param, state, param.tensor, shape, dtype, on_growth, copy=True)
+        self._optimizer.state[param.tensor] = self._fit(param, state, param.tensor, shape, dtype, on_growth)
 
     def of_group(self, param: Param) -> Mapping[str, Any] | None:
         """The algorithm's values of the param's group at its last update. Params that were updated together have the
@@ -92,10 +92,10 @@ class ParamStates:
         shape: Sequence[int],
         dtype: torch.dtype,
         on_growth: Fill = "mean",
-        *,
-        copy: bool = False,
     ) -> dict[str, Any]:
-        """State of a param for a tensor: on its device, and in its memory order, as fused kernels need it."""
+        """A copy of the state of a param for a tensor: on its device, and in its memory order, as fused kernels need
+        it.
+        """
         optimizer = self._optimizer
         if isinstance(optimizer, Quantized):
             if tuple(shape) == tuple(tensor.shape):
@@ -121,8 +121,6 @@ class ParamStates:
         nested = {name: value for name, value in fitted.items() if not isinstance(value, torch.Tensor)}
         if nested:
             fitted |= map_tensors(lambda value: value.to(tensor.device), nested)
-        if not copy:
-            return fitted
         return {
             name: value.clone() if isinstance(value, torch.Tensor) else map_tensors(torch.Tensor.clone, value)
             for name, value in fitted.items()
