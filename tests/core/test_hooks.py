@@ -498,19 +498,6 @@ def test_hooks_use_params_leaves_other_dicts_to_thinc(monkeypatch):
     assert same(found[0], params_of(model))  # thinc does not restore them
 
 
-def test_hooks_use_params_does_not_copy_what_has_no_average():
-    module = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.Linear(1000, 3))
-    module[0].requires_grad_(False)
-    model, optimizer = PyTorchWrapper(module), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9))
-    Y, back = model.begin_update(numpy.ones((2, 1000), dtype="f"))
-    back(Y)
-    model.finish_update(optimizer)
-    trained = module[1].weight.data_ptr()
-    with torch.profiler.profile(profile_memory=True) as run, model.use_params(optimizer.averages):
-        assert module[1].weight.data_ptr() != trained
-    assert sum(max(event.self_cpu_memory_usage, 0) for event in run.key_averages()) < 1000 * 1000
-
-
 def test_hooks_silence_other_ranks(caplog):
     with hooks._silence(spacy.blank("xx")):
         inform("told by rank 0 too")

@@ -63,12 +63,7 @@ from ..models import (
     toy_pipeline,
 )
 from ..peek import averages_in, decay_of
-from .params.test_shims import StoreShim, shim_model
-
-
-def plain(algorithm=None, learn_rate=0.01, **settings):
-    """Nothing but the algorithm."""
-    return TorchOptimizer(algorithm or AdamW(), learn_rate, **{"grad_clip": 0.0, **settings})
+from .params.test_shims import StoreShim, plain, shim_model
 
 
 def trained_pipeline(optimizer, **settings):
@@ -321,9 +316,9 @@ def test_optimizers_given_arrays_of_torch_params():
     theirs = copy.deepcopy(module)
     other = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.01, fused=True)
     for step in range(3):
-        for (name, param), plain in zip(module.named_parameters(), theirs.parameters(), strict=True):
-            plain.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(step))
-            grad = plain.grad.numpy().copy()
+        for (name, param), twin in zip(module.named_parameters(), theirs.parameters(), strict=True):
+            twin.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(step))
+            grad = twin.grad.numpy().copy()
             optimizer((model.shims[0].id, name), param.detach().numpy(), grad)
             assert not grad.any()
         other.step()

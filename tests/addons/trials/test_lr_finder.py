@@ -344,11 +344,6 @@ def test_lr_finder_refuses_a_ramp_that_does_not_rise(arguments):
         make_ramp(*arguments)
 
 
-def test_lr_finder_ramp():
-    ramp = make_ramp(1e-3, 1e3, 25)
-    assert ramp == pytest.approx(torch.logspace(-3, 3, 25, dtype=torch.float64).tolist(), rel=1e-12)
-
-
 def test_lr_finder_needs_development_data(tmp_path):
     nlp, config = bowls(tmp_path, {"bowl": {"curvature": 10.0}})
     DocBin().to_disk(tmp_path / "dev.spacy")

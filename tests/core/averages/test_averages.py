@@ -100,23 +100,6 @@ def test_averages_equal_thincs():
         numpy.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.device
-def test_averages_of_torch_params_follow_the_formula():
-    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    module = model.layers[1].shims[0]._model
-    expected = [torch.zeros_like(param, dtype=torch.float64) for param in module.parameters()]
-    for t, _ in enumerate(train(model, optimizer, 20), start=1):
-        decay = min((1 + t) / (10 + t), 0.9999)
-        expected = [
-            decay * average + (1 - decay) * param.detach().double()
-            for average, param in zip(expected, module.parameters())
-        ]
-    with model.use_params(optimizer.averages):
-        for param, average in zip(module.parameters(), expected):
-            # The formula in float64, the average in float32.
-            torch.testing.assert_close(param.detach(), average.float(), rtol=1e-6, atol=1e-7)
-
-
 def test_averages_default_is_thincs():
     ema, ops = numpy.zeros(1, dtype="f8"), thinc.api.NumpyOps()
     for t in (1, 2, 100, 10**5, 10**6):

@@ -35,12 +35,6 @@ def big_pipeline():
     return ready_pipeline(COMPONENTS, shared=False)[0]
 
 
-def test_names_are_as_the_design_says():
-    nlp, _ = ready_pipeline(["ner", "tagger"], shared=False)
-    names = {name for name, _ in names_of(nlp)}
-    assert {"ner/tok2vec/encode/1/maxout/W", "ner/upper/W", "ner/lower/pad", "tagger/output_layer/b"} <= names
-
-
 def test_names_of_torch_modules_are_torchs_with_slashes():
     module = torch.nn.ModuleDict({"encoder": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))})
     root = Model("transformer", lambda model, X, is_train: (X, lambda dY: dY), layers=[PyTorchWrapper(module)])

@@ -26,6 +26,7 @@ from ...models import (
     toy_examples,
     toy_pipeline,
 )
+from ..labels.test_add_labels import moments
 
 BOW = {
     "model": {
@@ -55,14 +56,6 @@ def trained(component, **settings):
     for _ in range(5):
         nlp.update(examples, sgd=optimizer)
     return nlp, examples, optimizer
-
-
-def moments(optimizer):
-    inner = optimizer.torch_optimizers["algorithm"]
-    return {
-        name: {key: value.clone() for key, value in inner.state[param].items() if torch.is_tensor(value)}
-        for name, param in optimizer.params.items()
-    }
 
 
 def averages_of(optimizer):
