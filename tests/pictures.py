@@ -3,19 +3,38 @@
 from typing import Any
 
 
-def series(axes: Any) -> list[tuple[str, str, str, list[tuple[float, float]]]]:
+def drawn(monkeypatch: Any) -> list[Any]:
+    """The figures that are saved from now on."""
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **kwargs: (figures.append(figure), save(figure, *args, **kwargs))
+    )
+    return figures
+
+
+def series(axes: Any) -> list[tuple[str, str, str, list[tuple[Any, float]]]]:
     """The lines as they were drawn: name ("": it is not in the legend), colour, dashes or else the marker, and points.
-    Those of a line through the whole height are (x, 0) and (x, 1).
+    Those of a line through the whole height are (x, 0) and (x, 1), and those of one through the whole width (0, y) and
+    (1, y).
     """
     from matplotlib.colors import to_hex
 
-    found = []
+    found, named = [], zip(*axes.get_legend_handles_labels())
+    # A mean with its spread is several lines under one name.
+    names = {handle[0] if isinstance(handle, tuple) else handle: name for handle, name in named}
     for line in axes.lines:
-        name = line.get_label()
         look = line.get_marker() if line.get_linestyle() == "None" else line.get_linestyle()
-        points = [(float(x), float(y)) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
-        found.append(("" if name.startswith("_") else name, to_hex(line.get_color()), look, points))
+        points = [(x if isinstance(x, str) else float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
+        found.append((names.get(line, ""), to_hex(line.get_color()), look, points))
     return found
+
+
+def widths(axes: Any) -> list[tuple[float, float]]:
+    """From where to where each bar and each coloured area goes, from left to right."""
+    to_data = axes.transData.inverted()
+    return [tuple(patch.get_extents().transformed(to_data).intervalx) for patch in axes.patches]
 
 
 def curves(axes: Any) -> dict[str, list[tuple[float, float]]]:

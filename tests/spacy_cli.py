@@ -7,7 +7,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -63,6 +63,12 @@ def spacy_cli(*args: object, check: bool = True) -> Run:
     run = Run(arguments, code, *(stream.buffer.getvalue().decode("utf8") for stream in (stdout, stderr)))  # type: ignore[attr-defined]
     assert not check or run.returncode == 0, run.stdout + run.stderr
     return run
+
+
+def torchopt(folder: Path, *args: object, check: bool = True, run: Callable[..., Run] = spacy_cli) -> Run:
+    """Run a command of `spacy torchopt` with the toy corpus in a folder."""
+    paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", folder / f"{name}.spacy")]
+    return run("torchopt", *args, *paths, check=check)
 
 
 @cache

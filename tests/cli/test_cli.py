@@ -1,48 +1,33 @@
-"""`spacy torchopt`, run as a user would run it, against numbers from elsewhere: spaCy's own pipeline, and schedules
-called by hand.
-"""
+"""`spacy torchopt`, run as a user would run it: all commands, `params` against spaCy's own pipeline, and tables."""
 
 import json
-import random
-import re
 import shutil
 import sys
 from collections import Counter
-from functools import partial
 from io import StringIO
-from itertools import islice, pairwise
+from itertools import islice
 
 import pytest
 import spacy
 from confection import Config
 from rich.console import Console
-from spacy.tokens import DocBin
 from spacy.training.initialize import init_nlp
 from thinc.api import compounding
 from typer.main import get_command
 
 from thinc_torchopt.cli import torchopt_cli
 from thinc_torchopt.cli._screen import errors_shown, make_console, print_notes
-from thinc_torchopt.core import compat
-from thinc_torchopt.core.compat import has_matplotlib
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_linear
 from thinc_torchopt.core.tables import print_table, sparkline
 
-from ..configs import smaller
 from ..conftest import CONFIGS
 from ..forks import python
 from ..models import slots
 from ..runs import contents
-from ..spacy_cli import Terminal, spacy_cli, toy_corpus
+from ..spacy_cli import Terminal, spacy_cli, torchopt
 
 PARAM_GROUPS = CONFIGS / "param_groups.cfg"
-WITHOUT_MATPLOTLIB = """
-import runpy, sys
-sys.modules["matplotlib"] = None
-sys.argv[0] = "spacy"
-runpy.run_module("spacy", run_name="__main__")
-"""
 
 # A tok2vec with a torch module on top, one layer of which is not to be trained.
 TORCH_TOK2VEC = """
@@ -68,12 +53,6 @@ def value(schedule, step):
     return next(islice(schedule, step, None))
 
 
-def torchopt(folder, *args, check=True, run=spacy_cli):
-    """Run a command with the toy corpus in a folder."""
-    paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", folder / f"{name}.spacy")]
-    return run("torchopt", *args, *paths, check=check)
-
-
 def forked(*args, check=True):
     return python(args, check=check)
 
@@ -81,12 +60,6 @@ def forked(*args, check=True):
 def initialized(folder, config=PARAM_GROUPS):
     overrides = {f"paths.{name}": str(folder / f"{name}.spacy") for name in ("train", "dev")}
     return init_nlp(spacy.util.load_config(config, overrides=overrides, interpolate=False))
-
-
-@pytest.fixture
-def folder(tmp_path):
-    toy_corpus(tmp_path)
-    return tmp_path
 
 
 # ---------------------------------------------------------------------- all commands
@@ -190,31 +163,9 @@ def test_cli_params_text_is_complete_where_there_is_no_terminal(folder):
     names = [line.split()[0] for line in lines if "  cpu  " in line]
     assert "tok2vec/embed/2/0/hashembed/E" in names and len(names) == 33
     [line] = [line for line in lines if line.startswith("tok2vec/encode/3/maxout/W")]
-    assert line.split() == [
-        "tok2vec/encode/3/maxout/W",
-        *["96", "x", "3", "x", "288"],
-        "82,944",
-        "cpu",
-        "thinc",
-        "shared/layer-3",
-        "9e-06",
-        "7.2e-05",
-        "0.001",
-    ]
-    assert lines[0].split() == [
-        "name",
-        "shape",
-        "size",
-        "device",
-        "kind",
-        "group",
-        "rate",
-        "at",
-        "step",
-        "7",
-        "decay",
-        "frozen",
-    ]
+    cells = "tok2vec/encode/3/maxout/W 96 x 3 x 288 82,944 cpu thinc shared/layer-3 9e-06 7.2e-05 0.001"
+    assert " ".join(line.split()) == cells
+    assert " ".join(lines[0].split()) == "name shape size device kind group rate at step 7 decay frozen"
 
 
 def test_cli_params_of_a_trained_model(trained, tmp_path):
@@ -295,141 +246,6 @@ def test_cli_params_shows_all_patterns_that_match_nothing(folder):
     run = torchopt(folder, "params", config, "--json", check=False)
     assert run.returncode == 1 and "expected params with the number of their layer" in json.loads(run.stdout)["problem"]
     assert len(json.loads(run.stdout)["params"]) == 33
-
-
-# ---------------------------------------------------------------------- schedule
-
-
-def test_cli_schedule_json_agrees_with_the_schedules(folder):
-    found = json.loads(torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "300", "--json").stdout)
-    assert found["steps"] == 300 and found["notes"] == []
-    rates = found["learn_rates"]
-    assert rates["ner/*"] == [0.001] * 301
-    assert rates["no_decay+tagger/*"] == pytest.approx(list(islice(warmup_cosine(0.003, 100, 2000), 301)), rel=1e-12)
-    linear = list(islice(warmup_linear(0.002, 100, 2000), 301))
-    for layer in range(4):
-        assert rates[f"shared/layer-{layer}"] == pytest.approx(
-            [0.5 * 0.9 ** (4 - layer) * rate for rate in linear], rel=1e-12
-        )
-    assert rates["shared+embeddings/layer-0"] == [0.0] * 200 + rates["shared/layer-0"][200:]
-    assert len(rates) == 13
-
-
-def test_cli_schedule_text(folder):
-    lines = torchopt(folder, "schedule", PARAM_GROUPS).stdout.splitlines()
-    assert lines[0].split() == ["group", "step", "0", "highest", "at", "step", "step", "2000", "curve"]
-    [line] = [line for line in lines if line.startswith("shared/layer-3 ")]
-    *cells, chart = line.split()
-    assert cells == ["shared/layer-3", "9e-06", "0.0009", "99", "0"]
-    assert len(chart) == 60 and chart[0] == "▃" and "█" in chart and chart[-1] == "▁"
-    [line] = [line for line in lines if line.startswith("shared+embeddings")]
-    assert line.split()[-1].startswith("▁▁▁▁▁▁█")
-
-
-def test_cli_schedule_says_what_it_can_not_know(folder):
-    watching = torchopt(folder, "schedule", CONFIGS / "schedules_plateau.cfg", "--steps", "200")
-    assert "These depend on the scores in training: learn_rate." in watching.stdout
-    config = folder / "list.cfg"
-    text = (CONFIGS / "cnn.cfg").read_text()
-    head, _, rest = text.partition("[training.optimizer.learn_rate]")
-    _, _, tail = rest.partition("\n\n")
-    config.write_text(
-        head.replace("[training.optimizer]\n", "[training.optimizer]\nlearn_rate = [0.1, 0.2, 0.3]\n") + tail
-    )
-    run = torchopt(folder, "schedule", config, "--steps", "6", "--json")
-    found = json.loads(run.stdout)
-    assert found["learn_rates"] == {"default": [0.1, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3]}
-    [note] = found["notes"]
-    assert note.startswith("The schedule of 'learn_rate' ended after 3 steps") and "ScheduleWarning" not in run.stderr
-    shown = json.loads(torchopt(folder, "params", config, "--steps", "4", "--json").stdout)
-    assert {param["learn_rate_at_steps"] for param in shown["params"]} == {0.3} and shown["notes"] == [note]
-    assert "--steps" in torchopt(folder, "schedule", config, "--training.max_steps", "0", check=False).stderr
-
-
-@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
-def test_cli_schedule_draws(folder):
-    (folder / "rates.png").write_text("an old one")
-    torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50", "--output", folder / "rates.png")
-    assert (folder / "rates.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_cli_schedule_without_matplotlib(folder, monkeypatch):
-    """None in sys.modules: for Python there is no such module. One process for all, and then the flag alone."""
-    run = torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50", run=partial(python, WITHOUT_MATPLOTLIB))
-    assert "shared/layer-3" in run.stdout
-    monkeypatch.setattr(compat, "has_matplotlib", False)
-    for command in ("schedule", "find-lr"):
-        run = torchopt(folder, command, PARAM_GROUPS, "--output", folder / "rates.png", check=False)
-        assert run.returncode == 1 and "pip install 'matplotlib>=3.7'" in run.stderr and "Traceback" not in run.stderr
-    assert not (folder / "rates.png").exists()
-
-
-# ---------------------------------------------------------------------- find-lr
-
-
-@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
-def test_cli_find_lr(folder):
-    """What it suggests trains; nothing of the user's is changed, and the picture is the one new file."""
-    (folder / "my.cfg").write_text(smaller(PARAM_GROUPS.read_text(), depth=4))
-    # As it is, each rate learns the toy corpus to the last bit, and there is nothing to suggest.
-    for part, rng in (("train", random.Random(0)), ("dev", random.Random(1))):
-        docs = list(DocBin().from_disk(folder / f"{part}.spacy").get_docs(spacy.blank("en").vocab))
-        tags = sorted({token.tag_ for doc in docs for token in doc})
-        for token in (token for doc in docs for token in doc if rng.random() < 0.3):
-            token.tag_ = rng.choice(tags)
-        DocBin(docs=docs).to_disk(folder / f"{part}.spacy")
-    before = contents(folder)
-    few = ("--training.batcher.size", "60", "--steps")
-    run = torchopt(folder, "find-lr", folder / "my.cfg", "--output", folder / "lr.png", "--json", *few, 80)
-    found = json.loads(run.stdout)
-    after = contents(folder)
-    assert after.pop(folder / "lr.png")[0].startswith(b"\x89PNG") and after == before
-
-    rates, losses = found["learn_rates"], found["losses"]
-    assert rates[0] == 1e-6 and len(rates) == len(losses) <= 40 and found["steps"] <= 80
-    assert all(high / low == pytest.approx(1e7 ** (2 / 79), rel=1e-9) for low, high in pairwise(rates))
-    suggestion, (low, high) = found["suggestion"], found["stretch"]
-    assert suggestion == pytest.approx(0.5 * (low * high) ** 0.5) and {low, high} <= set(rates)
-    peaks = {tuple(entry["setting"]): entry["peak"] for entry in found["settings"]}
-    assert peaks == pytest.approx(
-        {("learn_rate",): 0.002, ("per_param_lr", "tagger/*"): 0.003, ("per_param_lr", "ner/*"): 0.001}
-    )
-    for entry in found["settings"]:
-        assert entry["suggestion"] == pytest.approx(entry["peak"] / 0.003 * suggestion)
-    assert found["groups"]["ner/*"] == pytest.approx(suggestion / 3)
-    assert found["groups"]["shared/layer-3"] == pytest.approx(suggestion / 1.5 * 0.5 * 0.9)
-    assert "shared+embeddings/layer-0" not in found["groups"]  # frozen until step 200
-
-    # In the stretch the losses are lower than at first.
-    assert losses[rates.index(low)] < 0.8 * losses[1]
-
-    text = torchopt(folder, "find-lr", folder / "my.cfg", *few, 50).stdout
-    [suggestion] = re.findall(r"\[training\.optimizer\.per_param_lr\.tagger/\*]\ninitial_rate = (\S+)", text)
-    [third] = re.findall(r"\[training\.optimizer\.per_param_lr]\nner/\* = (\S+)", text)
-    assert float(suggestion) / 3 == pytest.approx(float(third), rel=0.1)  # both have two digits
-    [line] = [line for line in text.splitlines() if line.startswith("shared+embeddings/layer-0")]
-    assert line.split() == ["shared+embeddings/layer-0", "frozen", "frozen", "frozen"]
-
-
-def test_cli_find_lr_of_a_trained_model(trained, folder, monkeypatch):
-    made, _ = trained("cnn.cfg")
-    model = shutil.copytree(made / "training" / "cnn" / "model-last", folder / "model")
-    monkeypatch.chdir(folder)  # the model's config says train.spacy
-    before = contents(folder)
-    # A rate that does nothing, and few steps: nothing to suggest is said, and is an error for scripts.
-    args = ("--min-lr", "1e-12", "--max-lr", "1e-11", "--steps", "24")
-    run = spacy_cli("torchopt", "find-lr", model, "--json", *args, check=False)
-    found = json.loads(run.stdout)
-    assert run.returncode == 1 and "expected a loss that falls" in found["problem"]
-    assert (
-        found["suggestion"] is None
-        and found["settings"] == []
-        and found["ended"] == "max_rate"
-        and len(found["losses"]) == 12
-    )
-    text = spacy_cli("torchopt", "find-lr", model, *args, check=False)
-    assert text.returncode == 1 and "Error: Can't suggest a learning rate" in text.stdout
-    assert contents(folder) == before
 
 
 # ---------------------------------------------------------------------- tables

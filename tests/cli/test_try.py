@@ -19,6 +19,7 @@ from thinc_torchopt.notebook import compare_recipes
 from ..addons.trials.test_comparison import differences
 from ..configs import smaller
 from ..conftest import CONFIGS
+from ..pictures import drawn, series
 from ..runs import contents
 from ..spacy_cli import flags_of, spacy_cli, toy_corpus
 
@@ -60,6 +61,28 @@ def folder(tmp_path, monkeypatch):
 
 def run(*args, check=True):
     return spacy_cli("torchopt", "try", "--seeds", 2, *args, *FLAGS, check=check)
+
+
+def test_try_amounts(folder, monkeypatch):
+    """The numbers are those of trials, and nothing is written but the picture."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    before, figures = contents(folder), drawn(monkeypatch)
+    args = ("--amounts", "--steps", 8, "--training.optimizer.learn_rate", "0.1", "--picture", "кривая.svg")
+    done = json.loads(run("slow.cfg", *args, "--json").stdout)
+    after = contents(folder)
+    assert {path.name for path in after if path not in before} == {"кривая.svg"}
+    assert {path: after[path] for path in before} == before
+    overrides = {**PATHS, "training.optimizer.learn_rate": 0.1}
+    config = spacy.util.load_config(folder / "slow.cfg", overrides=overrides, interpolate=False)
+    for part, share in zip(done["parts"], (0.25, 0.5, 0.75, 1.0), strict=True):
+        short, _ = shorten(config, part["steps"])
+        short["training"]["eval_frequency"] = 1
+        trial = run_trial(short, seed=1, share=share)
+        assert [*part["scores"]] == ["0", "1"] and part["scores"]["1"] == trial.kept
+    points = {part["texts"]: [*part["scores"].values()] for part in done["parts"]}
+    (*_, each), (*_, mean), *_ = series(figures[0].axes[0])
+    assert each == [(texts, score) for texts, found in points.items() for score in found]
+    assert mean == [(texts, pytest.approx(fmean(found))) for texts, found in points.items()]
 
 
 def test_try_writes_one_file(folder):
@@ -229,24 +252,6 @@ def test_try_refuses_early(folder, args, message):
     done = run("slow.cfg", *args, check=False)
     assert done.returncode == 1 and message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_try_amounts(folder):
-    """The numbers are those of trials, and nothing is written but the picture."""
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    before = contents(folder)
-    args = ("--amounts", "--steps", 8, "--training.optimizer.learn_rate", "0.5", "--picture", "кривая.svg")
-    done = json.loads(run("slow.cfg", *args, "--json").stdout)
-    after = contents(folder)
-    assert {path.name for path in after if path not in before} == {"кривая.svg"}
-    assert {path: after[path] for path in before} == before
-    overrides = {**PATHS, "training.optimizer.learn_rate": 0.5}
-    config = spacy.util.load_config(folder / "slow.cfg", overrides=overrides, interpolate=False)
-    for part, share in zip(done["parts"], (0.25, 0.5, 0.75, 1.0), strict=True):
-        short, _ = shorten(config, part["steps"])
-        short["training"]["eval_frequency"] = 1
-        trial = run_trial(short, seed=1, share=share)
-        assert [*part["scores"]] == ["0", "1"] and part["scores"]["1"] == trial.kept
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ continued, shared and killed: tests/addons/trials/test_study.py.
 
 import json
 import re
+from statistics import fmean
 
 import pytest
 import spacy
@@ -15,6 +16,7 @@ from thinc_torchopt.core.compat import has_matplotlib, has_optuna
 
 from ..configs import smaller
 from ..conftest import CONFIGS
+from ..pictures import curves, drawn, widths
 from ..spacy_cli import spacy_cli, toy_corpus
 
 pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
@@ -46,8 +48,8 @@ def run(*args, check=True):
     return spacy_cli("torchopt", "tune", *args, "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", check=check)
 
 
-def test_tune_searches_what_the_config_says_and_goes_on(folder):
-    picture = ["--picture", "tune.png"] if has_matplotlib else []
+def test_tune_searches_what_the_config_says_and_goes_on(folder, monkeypatch):
+    picture, figures = (["--picture", "tune.png"], drawn(monkeypatch)) if has_matplotlib else ([], [])
     args = ["search.cfg", "--steps", 4, "--study", "study.db", "--set", "training.dropout=0.1|0.2", "--json"]
     args += ["--training.batcher.size", 60]
     begun = run(*args, "--trials", 2, "--seeds", 0)
@@ -65,6 +67,18 @@ def test_tune_searches_what_the_config_says_and_goes_on(folder):
     assert "trial 2: " in done.stderr and "as it is, seed 1: " in done.stderr
     assert found["trials"][:2] == first["trials"] and len(found["trials"]) == 3
     assert set(found["other_seeds"]) == {"as it is", *map(str, found["best"])}
+
+    complete = [trial for trial in found["trials"] if trial["state"] == "complete"]
+    for history, bars, *slices, _ in (figure.axes for figure in figures):
+        assert curves(history)["to the end"] == [(trial["number"], trial["score"]) for trial in complete]
+        assert {y for _, y in curves(history)["the config as it is, other seeds"]} == {
+            fmean(found["other_seeds"]["as it is"])
+        }
+        assert [right for _, right in widths(bars)] == pytest.approx([*found["importances"].values()])
+        for axes in slices:
+            chosen = [trial["values"][axes.get_xlabel()] for trial in complete]
+            assert curves(axes)["to the end"] == [*zip(chosen, (trial["score"] for trial in complete))]
+            assert axes.get_xscale() == ("log" if axes.get_xlabel() == RATE else "linear")
 
     # What was found is written, and nothing else; so [search] is gone.
     plain, best = ((folder / name).read_text().splitlines() for name in ("plain.cfg", "best.cfg"))

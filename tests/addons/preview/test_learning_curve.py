@@ -32,7 +32,7 @@ def curve(**scores):
     for name, found in scores.items():
         trials = {seed: TrialResult(kept=score, texts=50, resampled=[score, score]) for seed, score in enumerate(found)}
         tried[name.replace("of_", "") + "%"].trials = trials
-    return LearningCurve(tried, dict.fromkeys(tried, 8), [], False)
+    return LearningCurve(tried, dict(zip(tried, (2, 4, 6, 8))), [], False)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,7 @@ def test_learning_curve_in_words(most, all_, told):
     found = curve(of_25=[0.5], of_75=most, of_100=all_)
     assert re.search(told, found.verdict), found.verdict
     assert found.as_dict()["verdict"] == found.verdict and "\n" not in found.verdict
+    assert found.points == {texts: scores for texts, scores in ((2, [0.5]), (6, most), (8, all_)) if scores}
 
 
 def test_learning_curve_tells_of_a_part_that_failed():

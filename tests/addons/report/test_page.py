@@ -7,9 +7,10 @@ from io import BytesIO
 import pytest
 
 from thinc_torchopt.addons.report.report import Report, read_report
-from thinc_torchopt.addons.report.runs import read_runs
+from thinc_torchopt.addons.report.runs import facts_of, read_runs
 from thinc_torchopt.core.errors import ConfigError
 
+from ...pictures import drawn, series
 from .kit import Page, losses, needs_matplotlib, row, rows, write
 
 # ---------------------------------------------------------------------- files
@@ -23,18 +24,10 @@ def three_logs(folder):
         lines = rows(80)
         for line in lines:
             step = line["step"]
-            line |= {
-                "losses": {name: 10.0 * (j + 1) / (step + 1) for j, name in enumerate(names)},
-                "grad_spikes": step // 30,
-            }
-            line |= {
-                "skipped_updates": step // 30,
-                "outside_writes": step // 50,
-                "rollbacks": step // 40,
-            }
-            line |= {
-                "learn_rates": {f"{name}/layer-{k}": 0.1 * (i + 1) * 0.7**k for k in range(12) for name in names[:1]}
-            }
+            line["losses"] = {name: 10.0 * (j + 1) / (step + 1) for j, name in enumerate(names)}
+            line["learn_rates"] = {f"{names[0]}/layer-{k}": 0.1 * (i + 1) * 0.7**k for k in range(12)}
+            line |= {"grad_spikes": step // 30, "skipped_updates": step // 30, "outside_writes": step // 50}
+            line |= {"rollbacks": step // 40}
             line |= {"last_checkpoint": step // 20 * 20} if step > 20 else {}
             line |= {"last_rollback": [40, 20]} if step >= 40 else {}
         paths.append(write(folder / name / "log.jsonl", lines, "{" if i == 1 else ""))
@@ -87,24 +80,26 @@ def test_page_pictures(tmp_path, suffix, start):
 
 @needs_matplotlib
 def test_page_panels_share_their_steps(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *args, **kwargs: (figures.append(figure), save(figure, *args, **kwargs))
-    )
+    figures = drawn(monkeypatch)
     lines = [
         {key: line.get(key) for key in ("step", "score", "learn_rates")} | {"losses": {"ner": 1.0}} for line in rows(80)
     ]
     runs = read_runs([write(tmp_path / "a.jsonl", lines), write(tmp_path / "b.jsonl", lines[:40])])
     Report(runs).to_disk(tmp_path / "report.html")
     Report(runs).to_disk(tmp_path / "report.png")
-    picture = figures[-1]
-    axes = [axes for figure in figures[:-1] for axes in figure.axes] + picture.axes[1:]
+    *on_page, picture = figures  # each panel twice on the page, narrow and wide
+    head, *below = picture.axes
+    assert [*map(series, below)] == [series(figure.axes[0]) for figure in on_page[::2]]
+    texts = {place: cell.get_text().get_text() for place, cell in head.tables[0].get_celld().items()}
+    columns = {name: column for (row, column), name in texts.items() if row == 0}
+    for i, run in enumerate(runs, 1):
+        assert texts[i, 0] == run.label
+        assert all(texts[i, columns[fact.name]].startswith(fact.value) for fact in facts_of(run) if fact.value)
+    axes = [axes for figure in on_page for axes in figure.axes] + below
     assert len({axes.get_xlim() for axes in axes}) == 1 and axes[0].get_xlim()[1] >= 79
     assert all(axes.get_ylabel() for axes in axes) and all(figure.axes[-1].get_xlabel() == "step" for figure in figures)
     # In the picture the plots are exactly below each other, and nothing is cut off.
-    places = [axes.get_position() for axes in picture.axes[1:]]
+    places = [axes.get_position() for axes in below]
     assert len({(round(place.x0, 3), round(place.x1, 3)) for place in places}) == 1
     box, (width, height) = picture.get_tightbbox(), picture.get_size_inches()
     assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height

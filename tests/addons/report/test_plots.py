@@ -3,114 +3,155 @@
 import errno
 import math
 import os
+from functools import partial
 
 import pytest
+from pytest import approx
 
 from thinc_torchopt.addons.report import plots
+from thinc_torchopt.addons.report.style import COLOURS, MUTED
 from thinc_torchopt.addons.trials.lr_finder import RangeTest
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.errors import ConfigError
 
 from ...forks import python
+from ...pictures import drawn, series, widths
 
-RATES = {"default": [0.0, 0.1, 0.2], "encoder/layer-1": [0.0, 0.01, 0.02], "cost $5": [0.1, 0.1, 0.1]}
+C = COLOURS
+RATES = {"encoder/layer-1": [0.0, 0.01, 0.02], "default": [0.0, 0.1, 0.2], "cost $5": [0.1, 0.1, 0.1]}
+ALIKE = RATES | {"frozen": [0.0, 0.0, 0.0], "same": RATES["default"]}
+GROUPS = [
+    ("default, same", C[0], "-", [(0, 0.0), (1, 0.1), (2, 0.2)]),
+    ("cost $5", C[1], "--", [(0, 0.1), (1, 0.1), (2, 0.1)]),
+    ("encoder/layer-1", C[2], ":", [(0, 0.0), (1, 0.01), (2, 0.02)]),
+    ("frozen (always 0)", C[3], "-.", [(0, 0.0), (1, 0.0), (2, 0.0)]),
+]
+# A cosine ends at 1e-12: that would be most of the picture.
+COSINES = {"b": [4e-5, 0.0], **{f"layer-{i}": [1e-3, 1e-12] for i in range(12)}}
+LAYERS = (
+    "layer-0, layer-1, layer-2, layer-3, layer-4,\nlayer-5, layer-6, layer-7, layer-8, layer-9,\nlayer-10, layer-11"
+)
+LOGARITHMIC = [(LAYERS, C[0], "-", [(0, 1e-3), (1, 1e-12)]), ("b", C[1], "--", [(0, 4e-5), (1, 0.0)])]
+
+SWEEP = partial(RangeTest, [1e-4, 1e-3, 1e-2, 1e-1, 1.0], [9.0, 2.0, 1.0, 500.0, math.nan], first=1)
+BEST = 0.5 * (1e-2 * 1e-1) ** 0.5  # half of the middle of the stretch
+SWEPT = [
+    ("loss", C[0], ".", [(1e-3, 2.0), (1e-2, 1.0), (1e-1, 500.0)]),
+    ("smoothed", C[0], "-", [(1e-3, 2.0), (1e-2, 1.5), (1e-1, 1.6)]),
+    ("stretch: nearly as low", C[2], "-", [(1e-2, 1.5), (1e-1, 1.6)]),
+    ("suggestion: 0.016", C[1], "--", [(BEST, 0), (BEST, 1)]),
+    ("left out", MUTED, "x", [(1e-4, 2.1), (1.0, 2.1)]),  # too high for the picture, and not finite
+]
+SMOOTHED, NOT_FINITE = [2.0, 1.5, 1.6], [("left out", MUTED, "x", [(1e-3, math.inf)])]
+
+SCORES = {3: [0.5, 0.7], 6: [0.8, 0.9], 12: [0.95]}
+# The standard deviation of two is their distance by the root of 2.
+CURVE = [
+    ("of each seed", C[0], ".", [(3, 0.5), (3, 0.7), (6, 0.8), (6, 0.9), (12, 0.95)]),
+    ("mean and spread", C[0], "-", [(3, approx(0.6)), (6, approx(0.85)), (12, 0.95)]),
+    ("", C[0], "_", [(3, approx(0.6 - 0.2 / 2**0.5)), (6, approx(0.85 - 0.1 / 2**0.5)), (12, 0.95)]),
+    ("", C[0], "_", [(3, approx(0.6 + 0.2 / 2**0.5)), (6, approx(0.85 + 0.1 / 2**0.5)), (12, 0.95)]),
+]
+
+# The second one was stopped early.
+TRIALS = [
+    plots.Point(0, 0.5, 0.5, {"a.rate": 1e-3, "b.kind": "x"}),
+    plots.Point(1, None, 0.2, {"a.rate": 1e-1, "b.kind": True}),
+    plots.Point(3, 0.7, 0.7, {"a.rate": 1e-2, "b.kind": "x"}),
+    plots.Point(4, 0.6, 0.6, {"a.rate": 1e-4}),
+]
+BARS = {"How much each setting matters | importance | ": ("linear", "linear", [], (0, 0.3), (0, 0.7))}
+
+
+def trials(stopped, *done):
+    return [("stopped early", "#999999", "x", [stopped]), ("to the end", C[0], "o", [*done])]
+
+
+HISTORY = [
+    *trials((1, 0.2), (0, 0.5), (3, 0.7), (4, 0.6)),
+    ("best so far", C[0], "-", [(0, 0.5), (3, 0.7), (4, 0.7)]),
+    ("the config as it is, other seeds", C[1], "--", [(0, 0.55), (1, 0.55)]),
+]
+RATES_TRIED = trials((1e-1, 0.2), (1e-3, 0.5), (1e-2, 0.7), (1e-4, 0.6))
+BY_RATE = {" | a.rate | score (0 to 1)": ("log", "linear", RATES_TRIED)}
+BY_KIND = {" | b.kind | score (0 to 1)": ("linear", "linear", trials(("True", 0.2), ("x", 0.5), ("x", 0.7)))}
+RANGE_TEST = "Learning rate range test | learning rate | loss per word"
+STUDY = "Trials | trial | score (0 to 1)"
+PICTURES = {
+    "schedule": lambda path: plots.plot_schedule(ALIKE, path, title="Rates of $my.cfg"),
+    "schedule, logarithmic": lambda path: plots.plot_schedule(COSINES, path),
+    "range test": lambda path: plots.plot_range_test(SWEEP(smoothed=SMOOTHED, stretch=(2, 3)), path),
+    "range test without a suggestion": lambda path: plots.plot_range_test(SWEEP(smoothed=SMOOTHED), path),
+    "range test with nothing to smooth": lambda path: plots.plot_range_test(RangeTest([1e-3], [math.nan]), path),
+    "learning curve": lambda path: plots.plot_learning_curve(SCORES, path, title="пример.cfg"),
+    "study": lambda path: plots.plot_study(TRIALS, {"b.kind": 0.3, "a.rate": 0.7}, ["a.rate"], 0.55, path),
+    "study without importances": lambda path: plots.plot_study(TRIALS, {}, ["a.rate"], None, path),
+    "study without trials": lambda path: plots.plot_study([], {}, [], None, path),
+}
+# By the title and labels of each panel: its scales, lines, and how far bars and coloured areas go.
+SHOWN = {
+    "schedule": {"Rates of $my.cfg | step | learning rate": ("linear", "linear", GROUPS)},
+    "schedule, logarithmic": {" | step | learning rate": ("linear", "log", LOGARITHMIC)},
+    "range test": {RANGE_TEST: ("log", "linear", SWEPT, (BEST / 3, 3 * BEST))},
+    "range test without a suggestion": {RANGE_TEST: ("log", "linear", [*SWEPT[:2], SWEPT[4]])},
+    "range test with nothing to smooth": {RANGE_TEST: ("log", "linear", NOT_FINITE)},
+    "learning curve": {"пример.cfg | texts | score (0 to 1)": ("linear", "linear", CURVE)},
+    "study": {STUDY: ("linear", "linear", HISTORY), **BARS, **BY_KIND, **BY_RATE},
+    "study without importances": {STUDY: ("linear", "linear", HISTORY[:3]), **BY_RATE, **BY_KIND},
+    "study without trials": {STUDY: ("linear", "linear", [("best so far", C[0], "-", [])])},
+}
+# Of the vertical axis: 8% above the highest rate; from a hundredth of the lowest peak to half above the highest; 10%
+# around the lowest loss and the highest smoothed one, which is not 500.
+LIMITS = {"schedule": (0.0, 0.216), "schedule, logarithmic": (4e-7, 1.5e-3), "range test": (0.9, 2.1)}
 
 
 @pytest.fixture(autouse=True)
-def drawn(monkeypatch):
-    """The figures that were saved."""
+def figures(monkeypatch):
+    """Those that were saved."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    figures, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
-    return figures
+    return drawn(monkeypatch)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_plots_show_the_numbers(name, tmp_path, figures):
+    PICTURES[name](tmp_path / "a.svg")
+    all_axes = {}
+    for axes in figures[0].axes:
+        if axes.axison:
+            all_axes[f"{axes.get_title(loc='left')} | {axes.get_xlabel()} | {axes.get_ylabel()}"] = axes
+    assert [*all_axes] == [*SHOWN[name]]
+    for title, (x, y, lines, *areas) in SHOWN[name].items():
+        axes = all_axes[title]
+        assert (axes.get_xscale(), axes.get_yscale(), series(axes)) == (x, y, lines)
+        assert widths(axes) == [approx(area) for area in areas]
+    first, *others = all_axes.values()
+    assert name not in LIMITS or first.get_ylim() == approx(LIMITS[name])
+    if name != "study without trials":
+        legend = [text.get_text() for text in first.get_legend().get_texts()]
+        assert [line for line, *_ in series(first) if line] == [
+            text for text in legend if text != "a third to three times of it"
+        ]
+    if name == "learning curve":
+        assert list(first.get_xticks()) == [*SCORES] and first.get_xlim()[0] == 0
+    if name == "study":
+        assert [text.get_text() for text in others[0].get_yticklabels()] == ["b.kind", "a.rate"]
 
 
 @pytest.mark.parametrize("suffix, start", [("png", b"\x89PNG"), ("SVG", b"<?xml"), ("pdf", b"%PDF")])
-def test_plots_schedule(tmp_path, drawn, suffix, start):
-    path = tmp_path / "new" / f"rates.{suffix}"
-    plots.check_picture(path)
-    plots.plot_schedule(RATES, path)
-    assert path.read_bytes().startswith(start)
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    [axes] = drawn[0].axes
-    assert axes.get_yscale() == "linear"
-    shown = dict(zip((text.get_text() for text in axes.get_legend().get_texts()), axes.lines, strict=True))
-    assert {name: list(line.get_ydata()) for name, line in shown.items()} == RATES
-    assert all(list(line.get_xdata()) == [0, 1, 2] for line in shown.values())
+def test_plots_are_the_same_each_time(tmp_path, suffix, start):
+    first, second = (tmp_path / folder / f"rates.{suffix}" for folder in ("first", "second"))
+    for path in (first, second):
+        plots.check_picture(path)
+        plots.plot_schedule(RATES, path)
+        assert [*path.parent.iterdir()] == [path]
+    assert first.read_bytes() == second.read_bytes() and first.read_bytes().startswith(start)
 
 
-def test_plots_equal_schedules_once_with_all_their_names(tmp_path, drawn):
-    rates = {f"layer-{i}": [0.1, 0.05] for i in range(12)} | {"head": [0.2, 0.1], "frozen": [0.0, 0.0]}
-    plots.plot_schedule(rates, tmp_path / "rates.png", title="Learning rates of my.cfg")
-    [axes] = drawn[0].axes
-    names = [text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts()]
-    assert names == ["head", ", ".join(f"layer-{i}" for i in range(12)), "frozen (always 0)"]
-    assert len(axes.lines) == 3 and axes.get_title(loc="left") == "Learning rates of my.cfg"
-
-
-def test_plots_schedule_log_axis_ends_where_rates_matter(tmp_path, drawn):
-    """A cosine ends at 1e-12: that would be most of the picture."""
-    plots.plot_schedule({"a": [1e-3, 1e-12], "b": [4e-5, 0.0]}, tmp_path / "rates.png")
-    [axes] = drawn[0].axes
-    assert axes.get_yscale() == "log" and axes.get_ylim() == pytest.approx((4e-7, 1.5e-3))
-
-
-def test_plots_are_the_same_each_time(tmp_path):
-    for suffix in ("svg", "pdf", "png"):
-        first, second = (tmp_path / f"{name}.{suffix}" for name in ("first", "second"))
-        for path in (first, second):
-            plots.plot_schedule(RATES, path)
-        assert first.read_bytes() == second.read_bytes()
-
-
-def test_plots_many_groups_have_each_a_name_and_a_look(tmp_path, drawn):
-    from matplotlib.colors import to_rgba
-
+def test_plots_many_groups_have_each_a_name_and_a_look(tmp_path, figures):
     rates = {f"layer-{i}": [i, i + 1] for i in range(25)}
     plots.plot_schedule(rates, tmp_path / "rates.svg")
-    [axes] = drawn[0].axes
-    assert len({to_rgba(line.get_color()) for line in axes.lines}) == 25
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == set(rates)
-
-
-def test_plots_range_test(tmp_path, drawn):
-    rates, losses = [1e-4, 1e-3, 1e-2, 1e-1, 1.0], [9.0, 2.0, 1.0, 500.0, math.nan]
-    found = RangeTest(rates, losses, first=1, smoothed=[2.0, 1.5, 1.6], stretch=(2, 3))
-    plots.plot_range_test(found, tmp_path / "lr.png")
-    [axes] = drawn[0].axes
-    each, smoothed, stretch, mark, out = axes.lines
-    assert (list(each.get_xdata()), list(each.get_ydata())) == (rates[1:4], losses[1:4])
-    assert list(out.get_xdata()) == [1e-4, 1.0] and out.get_label() == "left out"
-    assert list(out.get_ydata()) == [axes.get_ylim()[1]] * 2  # too high for the picture
-    assert list(smoothed.get_ydata()) == [2.0, 1.5, 1.6]
-    assert (list(stretch.get_xdata()), list(stretch.get_ydata())) == ([1e-2, 1e-1], [1.5, 1.6])
-    assert list(mark.get_xdata()) == [found.suggestion] * 2 and axes.get_xscale() == "log"
-    [around] = axes.patches
-    assert around.get_extents().transformed(axes.transData.inverted()).intervalx == pytest.approx(
-        [found.suggestion / 3, 3 * found.suggestion]
-    )
-    assert axes.get_ylim()[0] < 1.0 and 2.0 < axes.get_ylim()[1] < 3.0  # not up to 500
-
-
-def test_plots_learning_curve(tmp_path, drawn):
-    scores = {3: [0.5, 0.7], 6: [0.8, 0.9], 12: [0.95]}
-    plots.plot_learning_curve(scores, tmp_path / "curve.png", title="пример.cfg")
-    [axes] = drawn[0].axes
-    each, mean, *caps = axes.lines
-    assert [*zip(each.get_xdata(), each.get_ydata())] == [(3, 0.5), (3, 0.7), (6, 0.8), (6, 0.9), (12, 0.95)]
-    assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([3, 6, 12], pytest.approx([0.6, 0.85, 0.95]))
-    low, high = (list(cap.get_ydata()) for cap in caps)
-    # The standard deviation of two is their distance by the root of 2.
-    assert high == pytest.approx([0.6 + 0.2 / 2**0.5, 0.85 + 0.1 / 2**0.5, 0.95])
-    assert low == pytest.approx([0.6 - 0.2 / 2**0.5, 0.85 - 0.1 / 2**0.5, 0.95])
-    assert list(axes.get_xticks()) == [3, 6, 12] and axes.get_xlim()[0] == 0
-    assert axes.get_title(loc="left") == "пример.cfg"
-
-
-def test_plots_nothing_to_smooth_is_drawn_all_the_same(tmp_path):
-    plots.plot_range_test(RangeTest([1e-3], [math.nan]), tmp_path / "lr.png")
-    plots.plot_schedule({"frozen": [0.0, 0.0]}, tmp_path / "rates.png")
-    assert len(list(tmp_path.iterdir())) == 2
+    names, colours, *_ = zip(*series(figures[0].axes[0]))
+    assert len(set(colours)) == 25 and set(names) == set(rates)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +194,7 @@ def test_plots_open_no_display(tmp_path, monkeypatch):
     """Not even where matplotlib is told to: pyplot, which would, is never imported."""
     code = (
         "import sys; from pathlib import Path; from thinc_torchopt.addons.report import plots; "
+        "from thinc_torchopt.cli import find_lr, report, schedule, try_, tune; "
         "assert 'matplotlib' not in sys.modules; "
         f"plots.plot_schedule({{'default': [1.0, 2.0]}}, Path({str(tmp_path / 'a.png')!r})); "
         "print('matplotlib.pyplot' in sys.modules)"
@@ -160,26 +202,3 @@ def test_plots_open_no_display(tmp_path, monkeypatch):
     for name, value in {"MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     assert python(code).stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("importances", [{}, {"b.kind": 0.3, "a.rate": 0.7}], ids=["unknown", "known"])
-def test_plots_study(tmp_path, drawn, importances):
-    points = [
-        plots.Point(0, 0.5, 0.5, {"a.rate": 1e-3, "b.kind": "x"}),
-        plots.Point(1, None, 0.2, {"a.rate": 1e-1, "b.kind": True}),
-        plots.Point(3, 0.7, 0.7, {"a.rate": 1e-2, "b.kind": "x"}),
-    ]
-    plots.plot_study(points, importances, ["a.rate"], 0.6, tmp_path / "tune.svg")
-    history, bars, *slices = drawn[0].axes
-    assert [list(line.get_ydata()) for line in history.lines] == [[0.5, 0.7], [0.6, 0.6]]
-    early, done = (sorted(scatter.get_offsets().tolist()) for scatter in history.collections)
-    assert early == [[1.0, 0.2]] and done == [[0.0, 0.5], [3.0, 0.7]]
-    assert [bar.get_width() for bar in bars.patches] == list(importances.values())
-    by_name = {axes.get_xlabel(): axes for axes in slices}
-    assert by_name["a.rate"].get_xscale() == "log" and by_name["b.kind"].get_xscale() == "linear"
-    assert sorted(by_name["a.rate"].collections[1].get_offsets().tolist()) == [[1e-3, 0.5], [1e-2, 0.7]]
-
-
-def test_plots_a_study_in_which_nothing_came_to_its_end(tmp_path, drawn):
-    plots.plot_study([], {}, [], None, tmp_path / "tune.png")
-    assert (tmp_path / "tune.png").is_file()

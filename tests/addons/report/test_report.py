@@ -1,4 +1,4 @@
-"""Reports: the command, notebooks, a training that goes on, and the trained pipeline beside its log."""
+"""Reports: what they show, the command, the trained pipeline beside its log, and a training that goes on."""
 
 import json
 import re
@@ -24,37 +24,7 @@ from ...forks import Started
 from ...spacy_cli import spacy_cli
 from .kit import Page, evaluated, losses, needs_matplotlib, row, rows, write
 
-# ---------------------------------------------------------------------- the command
-
-
-def report(*args, check=True):
-    return spacy_cli("torchopt", "report", *args, check=check)
-
-
-def test_report_command(tmp_path):
-    log, output = write(tmp_path / "log.jsonl", rows(12)), tmp_path / "report.html"
-    run = report(log, *(["--output", output] if compat.has_matplotlib else []))
-    *told, head = run.stdout.splitlines()[:3]
-    assert told == [
-        "Finds 20 of 100 entities; 10 of 100 that it names are right.", "25 of 100 words get the right tag."
-    ]  # fmt: skip
-    assert head.split()[0] == "run" and output.is_file() == compat.has_matplotlib
-    assert not output.is_file() or all(f"<p>{line}</p>" in output.read_text() for line in told)
-
-
-@needs_matplotlib
-def test_report_does_not_overwrite_what_it_reads(tmp_path):
-    """Under its own name, another one, or behind a link."""
-    log = write(tmp_path / "log.html", rows(12))
-    before = log.read_bytes()
-    (tmp_path / "link.png").symlink_to(log)
-    (tmp_path / "folder").mkdir()
-    for output in (log, tmp_path / "folder" / ".." / "log.html", tmp_path / "link.png"):
-        run = report(write(tmp_path / "other.jsonl", rows(3)), log, "--output", output, check=False)
-        said = " ".join(run.stderr.split())
-        assert run.returncode == 1 and "it is one of the files to read" in said and "Change --output." in said
-    assert log.read_bytes() == before
-
+# ---------------------------------------------------------------------- what is shown
 
 # Evaluated in each of three lines, so that evaluations can't be told from steps.
 LONG = [
@@ -117,17 +87,6 @@ def test_report_rounds_a_duration_once(seconds):
     assert abs(sum(n * unit for n, unit in parts) - seconds) <= last / 2 + 1e-9  # of floats
 
 
-def test_report_prints_a_summary(tmp_path):
-    logs = [write(tmp_path / "a" / "log.jsonl", rows(12), "{"), write(tmp_path / "b" / "log.jsonl", rows(7))]
-    lines = report(*logs).stdout.splitlines()
-    assert lines[0].split() == ["run", "a", "b"]
-    assert any(line.startswith("Note: log.jsonl ends in half a line") for line in lines)
-    assert json.loads(report(*logs, "--json").stdout) == [summarize(run) for run in read_runs(logs)]
-    found = report(write(tmp_path / "no.jsonl", [{"text": "a corpus"}]), "--json", check=False)
-    assert found.returncode == 1 and not found.stdout
-    assert found.stderr.startswith("Error: Can't read the training log")
-
-
 @pytest.mark.parametrize("n", [1, 2, 5, 9])
 def test_report_table_fits_80_columns(tmp_path, n):
     """Each run is a column, with all that is known of it; as many side by side as fit."""
@@ -143,76 +102,6 @@ def test_report_table_fits_80_columns(tmp_path, n):
     )
 
 
-def test_report_without_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setattr(compat, "has_matplotlib", False)
-    runs = read_runs([write(tmp_path / "log.jsonl", rows(3))])
-    for suffix in ("html", "png"):
-        with pytest.raises(ImportError, match=r"pip install 'matplotlib>="):
-            Report(runs).to_disk(tmp_path / f"report.{suffix}")
-
-
-# ---------------------------------------------------------------------- a training that goes on
-
-
-@pytest.fixture
-def begun(tmp_path):
-    """A log that is held, as a training holds it."""
-    path = write(tmp_path / "log.jsonl", losses(*[1.0] * 5))
-    with path.open("ab") as file:
-        hold(file.fileno())
-        yield path, file
-
-
-@needs_matplotlib
-def test_report_watch_until_the_training_ends(begun, tmp_path, monkeypatch):
-    log, file = begun
-    output, seen = tmp_path / "report.html", []
-
-    def pause(seconds):
-        seen.append((seconds >= 10, 'http-equiv="refresh" content="10"' in output.read_text()))
-        file.write(json.dumps({"step": 4 + len(seen), "losses": {"ner": 1.0}}).encode() + b"\n")
-        file.flush()
-        if len(seen) == 2:
-            file.close()
-
-    monkeypatch.setattr(time, "sleep", pause)
-    report(log, "--output", output, "--watch")
-    assert seen == [(True, True)] * 2
-    # The last page has the last line, and reads itself no more.
-    assert "refresh" not in output.read_text() and ">6<small>" in output.read_text()
-
-
-@needs_matplotlib
-def test_report_watch_until_ctrl_c(begun, tmp_path):
-    log, _ = begun
-    output = tmp_path / "report.html"
-    process = Started(["torchopt", "report", log, "--watch", "--output", output])
-    while not output.is_file():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    assert "refresh" in output.read_text()
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Traceback" not in printed
-    assert f"Saved the report to {output}" in " ".join(printed.split())
-    assert "refresh" not in output.read_text()
-
-
-def test_report_watch_needs_a_report(tmp_path):
-    run = report(write(tmp_path / "log.jsonl", rows(3)), "--watch", check=False)
-    assert run.returncode == 1 and "Add --output report.html." in " ".join(run.stderr.split())
-
-
-# ---------------------------------------------------------------------- in a notebook
-
-
-@needs_matplotlib
-def test_report_shows_itself_in_a_notebook(tmp_path):
-    found = read_report(write(tmp_path / "log.jsonl", losses(2.0, 1.0)))
-    [page] = re.findall('srcdoc="([^"]*)"', found._repr_html_())
-    assert unescape(page) == found.html()
-
-
 def test_report_prints_as_the_command_does(tmp_path):
     log = write(tmp_path / "log.jsonl", rows(3), end='{"step"')
     printed = repr(read_report(log))
@@ -225,34 +114,65 @@ def test_report_prints_as_the_command_does(tmp_path):
     assert title_of("pos") == "Parts of speech"
 
 
-# ---------------------------------------------------------------------- the trained pipeline
+@needs_matplotlib
+def test_report_shows_itself_in_a_notebook(tmp_path):
+    found = read_report(write(tmp_path / "log.jsonl", losses(2.0, 1.0)))
+    [page] = re.findall('srcdoc="([^"]*)"', found._repr_html_())
+    assert unescape(page) == found.html()
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def report(*args, check=True):
+    return spacy_cli("torchopt", "report", *args, check=check)
+
+
+def test_report_command(tmp_path):
+    log, output = write(tmp_path / "log.jsonl", rows(12)), tmp_path / "report.html"
+    run = report(log, *(["--output", output] if compat.has_matplotlib else []))
+    *told, head = run.stdout.splitlines()[:3]
+    assert told == [
+        "Finds 20 of 100 entities; 10 of 100 that it names are right.", "25 of 100 words get the right tag."
+    ]  # fmt: skip
+    assert head.split()[0] == "run" and output.is_file() == compat.has_matplotlib
+    assert not output.is_file() or all(f"<p>{line}</p>" in output.read_text() for line in told)
 
 
 @needs_matplotlib
-def test_report_of_a_trained_pipeline(trained, tmp_path):
-    """Its log says what was trained; its folder, the score of each label; its texts, the worst errors."""
-    folder, _ = trained("report.cfg")
-    log, model = folder / "training" / "report" / "log.jsonl", folder / "training" / "report" / "model-best"
-    texts = tmp_path / "<dev>.spacy"
-    nlp = spacy.load(model)
-    docs = [nlp.make_doc(text) for text in ("Call <b>print()</b> & wait.", "Nothing here.", "x" * 5000)]
-    for doc in docs:
-        doc.set_ents([Span(doc, 0, 1, "CODE")])
-    DocBin(docs=docs).to_disk(texts)
-    output = tmp_path / "report.html"
-    [found] = json.loads(report(log, "--model", model, "--texts", texts, "--output", output, "--json").stdout)
-    assert found["labels"]["ents"]["CODE"]["annotated"] == 3 and found["errors"]["ents"]["worst"]
-    page = Page(output)
-    words = " ".join(" ".join(page.texts).split())
-    assert not page.all("dev") and "<b>print()</b> & wait." in words
-    assert {"Trained: tok2vec, ner.", "Where the time went", "updates"} <= set(page.texts)
-    meta = json.loads((model / "meta.json").read_text())["performance"]["ents_per_type"]
-    saved, logged = read_report(log, model=model), read_report(log)
-    assert {label: one.f for label, one in saved.labels[0].rows.items()} == {
-        label: one["f"] for label, one in meta.items()
-    }
-    assert saved.trained.components == logged.trained.components and not logged.labels
-    assert saved.told[0] == "Trained: tok2vec, ner." and saved.told[1].startswith("Time: ")
+def test_report_does_not_overwrite_what_it_reads(tmp_path):
+    """Under its own name, another one, or behind a link."""
+    log = write(tmp_path / "log.html", rows(12))
+    before = log.read_bytes()
+    (tmp_path / "link.png").symlink_to(log)
+    (tmp_path / "folder").mkdir()
+    for output in (log, tmp_path / "folder" / ".." / "log.html", tmp_path / "link.png"):
+        run = report(write(tmp_path / "other.jsonl", rows(3)), log, "--output", output, check=False)
+        said = " ".join(run.stderr.split())
+        assert run.returncode == 1 and "it is one of the files to read" in said and "Change --output." in said
+    assert log.read_bytes() == before
+
+
+def test_report_prints_a_summary(tmp_path):
+    logs = [write(tmp_path / "a" / "log.jsonl", rows(12), "{"), write(tmp_path / "b" / "log.jsonl", rows(7))]
+    lines = report(*logs).stdout.splitlines()
+    assert lines[0].split() == ["run", "a", "b"]
+    assert any(line.startswith("Note: log.jsonl ends in half a line") for line in lines)
+    assert json.loads(report(*logs, "--json").stdout) == [summarize(run) for run in read_runs(logs)]
+    found = report(write(tmp_path / "no.jsonl", [{"text": "a corpus"}]), "--json", check=False)
+    assert found.returncode == 1 and not found.stdout
+    assert found.stderr.startswith("Error: Can't read the training log")
+
+
+def test_report_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setattr(compat, "has_matplotlib", False)
+    runs = read_runs([write(tmp_path / "log.jsonl", rows(3))])
+    for suffix in ("html", "png"):
+        with pytest.raises(ImportError, match=r"pip install 'matplotlib>="):
+            Report(runs).to_disk(tmp_path / f"report.{suffix}")
+
+
+# ---------------------------------------------------------------------- the trained pipeline
 
 
 def test_report_refuses_what_does_not_go_together(tmp_path):
@@ -365,3 +285,82 @@ def test_report_of_logs_that_say_odd_things_about_their_training(tmp_path):
     read_report(path).to_disk(tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
     assert not page.all("w") and "Trained: <w>." in page.texts
+
+
+@needs_matplotlib
+def test_report_of_a_trained_pipeline(trained, tmp_path):
+    """Its log says what was trained; its folder, the score of each label; its texts, the worst errors."""
+    folder, _ = trained("report.cfg")
+    log, model = folder / "training" / "report" / "log.jsonl", folder / "training" / "report" / "model-best"
+    texts = tmp_path / "<dev>.spacy"
+    nlp = spacy.load(model)
+    docs = [nlp.make_doc(text) for text in ("Call <b>print()</b> & wait.", "Nothing here.", "x" * 5000)]
+    for doc in docs:
+        doc.set_ents([Span(doc, 0, 1, "CODE")])
+    DocBin(docs=docs).to_disk(texts)
+    output = tmp_path / "report.html"
+    [found] = json.loads(report(log, "--model", model, "--texts", texts, "--output", output, "--json").stdout)
+    assert found["labels"]["ents"]["CODE"]["annotated"] == 3 and found["errors"]["ents"]["worst"]
+    page = Page(output)
+    words = " ".join(" ".join(page.texts).split())
+    assert not page.all("dev") and "<b>print()</b> & wait." in words
+    assert {"Trained: tok2vec, ner.", "Where the time went", "updates"} <= set(page.texts)
+    meta = json.loads((model / "meta.json").read_text())["performance"]["ents_per_type"]
+    saved, logged = read_report(log, model=model), read_report(log)
+    assert {label: one.f for label, one in saved.labels[0].rows.items()} == {
+        label: one["f"] for label, one in meta.items()
+    }
+    assert saved.trained.components == logged.trained.components and not logged.labels
+    assert saved.told[0] == "Trained: tok2vec, ner." and saved.told[1].startswith("Time: ")
+
+
+# ---------------------------------------------------------------------- a training that goes on
+
+
+def test_report_watch_needs_a_report(tmp_path):
+    run = report(write(tmp_path / "log.jsonl", rows(3)), "--watch", check=False)
+    assert run.returncode == 1 and "Add --output report.html." in " ".join(run.stderr.split())
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A log that is held, as a training holds it."""
+    path = write(tmp_path / "log.jsonl", losses(*[1.0] * 5))
+    with path.open("ab") as file:
+        hold(file.fileno())
+        yield path, file
+
+
+@needs_matplotlib
+def test_report_watch_until_the_training_ends(begun, tmp_path, monkeypatch):
+    log, file = begun
+    output, seen = tmp_path / "report.html", []
+
+    def pause(seconds):
+        seen.append((seconds >= 10, 'http-equiv="refresh" content="10"' in output.read_text()))
+        file.write(json.dumps({"step": 4 + len(seen), "losses": {"ner": 1.0}}).encode() + b"\n")
+        file.flush()
+        if len(seen) == 2:
+            file.close()
+
+    monkeypatch.setattr(time, "sleep", pause)
+    report(log, "--output", output, "--watch")
+    assert seen == [(True, True)] * 2
+    # The last page has the last line, and reads itself no more.
+    assert "refresh" not in output.read_text() and ">6<small>" in output.read_text()
+
+
+@needs_matplotlib
+def test_report_watch_until_ctrl_c(begun, tmp_path):
+    log, _ = begun
+    output = tmp_path / "report.html"
+    process = Started(["torchopt", "report", log, "--watch", "--output", output])
+    while not output.is_file():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    assert "refresh" in output.read_text()
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in printed
+    assert f"Saved the report to {output}" in " ".join(printed.split())
+    assert "refresh" not in output.read_text()

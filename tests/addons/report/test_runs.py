@@ -42,8 +42,10 @@ def test_runs_reads_what_is_in_a_log(tmp_path):
 
 
 def test_runs_best_score_is_the_first_of_equal_ones(tmp_path):
-    lines = [evaluated(0, 0.5), evaluated(1, 0.75), evaluated(2, 0.75), evaluated(3, None)]
-    assert only(read_runs([write(tmp_path / "log.jsonl", lines)])).best == (0.75, 1)
+    lines = [evaluated(i, score) for i, score in enumerate((0.5, 0.75, 0.75, 0.625, None))]
+    run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
+    assert run.best == (0.75, 1)
+    assert facts_of(run)[:2] == [("best score", "0.75", "at step 1"), ("last score", "0.625", "")]
 
 
 def test_runs_speed_leaves_evaluations_out_if_the_log_tells_them_apart(tmp_path):

@@ -213,7 +213,7 @@ def _draw_trials(axes: Any, points: Sequence[Point], at: Sequence[Any]) -> None:
         scores = [points[i].last_score for i in chosen]
         if chosen:
             label = "to the end" if is_done else "stopped early"
-            axes.scatter([at[i] for i in chosen], scores, s=25, alpha=0.8, label=label, **look)
+            axes.plot([at[i] for i in chosen], scores, linestyle="", markersize=5, alpha=0.8, label=label, **look)
 
 
 def _start(x: str, y: str, title: str) -> tuple[Any, Any]:
