@@ -66,6 +66,25 @@ def test_cells_traces_after_each_step(cell, fast):
     assert not any(traces.trace_of(name).any() or traces.grads[name].any() for name in w)
 
 
+@pytest.mark.parametrize("cell", ["torch-gru", "lstm", "indrnn"])
+def test_cells_traces_in_blocks(cell):
+    """Several steps at once, on traces that are not zero, with samples that end."""
+    w, x, _ = problem(cell, T=6, B=3, X=2, H=3)
+    state = begin(cell, 3, 3)
+    one, other = (ParamDimTraces(CELLS[cell](), w, 3) for _ in range(2))
+    ends = [3, 3, 3, 2, 2, 1]
+    one.update(x[0], state)
+    state = other.update(x[0], state)
+    before = [[] for _ in state]
+    for t, n in enumerate(ends):
+        for stack, values in zip(before, state):
+            stack.append(values)
+        state = tuple(torch.cat((a, b[n:])) for a, b in zip(other.update(x[t, :n], tuple(s[:n] for s in state)), state))
+    goes_on = torch.tensor(ends)[:, None, None] > torch.arange(3)[:, None]
+    one.read_block(one.linearize(x, tuple(torch.stack(steps) for steps in before)), None, goes_on)
+    assert distance({name: one.trace_of(name) for name in w}, {name: other.trace_of(name) for name in w}) < EXACT
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_cells_gradients_are_read_in_both_ways(large, monkeypatch):
     """All samples at once, or one after another."""
