@@ -167,21 +167,6 @@ def test_learn_tells_of_what_a_terminal_cannot_show(model, tmp_path):
     assert r"Note: '\ud800' of texts is not used." in told and "3 texts were learned" in told
 
 
-def test_learn_refuses_a_stream_without_annotations(model, tmp_path):
-    """Nothing was learned, the weights are those of MODEL."""
-    stream = write_stream(
-        tmp_path / "stream.jsonl", 6, changed=lambda i, one: {"text": " ".join(one["words"]), "marks": one["entities"]}
-    )
-    run = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "out", check=False)
-    assert run.returncode == 1 and "were learned" not in run.stdout and "Traceback" not in run.stderr
-    said = " ".join(run.stderr.split())
-    assert (
-        "expected annotations for 'tagger' (tags) or 'ner' (entities), found none in 6 texts. Not used: 'marks'" in said
-    )
-    weights = [(folder / "ner" / "model").read_bytes() for folder in (model, tmp_path / "out" / "model-last")]
-    assert weights[0] == weights[1]
-
-
 def test_learn_refuses_binary_texts(model, tmp_path):
     DocBin().to_disk(tmp_path / "train.spacy")
     args = (model, tmp_path / "train.spacy", "--output", tmp_path / "out", "--skip-bad")

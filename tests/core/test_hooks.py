@@ -345,13 +345,6 @@ def test_hooks_use_params_restores_a_model_exactly(raising):
     assert shares_memory(optimizer, model)
 
 
-def test_hooks_use_params_lets_exceptions_through():
-    model, optimizer = thinc_model(), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    steps_of(model, optimizer)
-    with pytest.raises(Stop), model.use_params(optimizer.averages):
-        raise Stop
-
-
 @pytest.mark.parametrize("make", [thinc_model, mixed_model, model_with_buffers])
 def test_hooks_training_goes_on_as_if_there_had_been_no_evaluation(make):
     start, found = make(), []
@@ -373,30 +366,6 @@ def test_hooks_training_goes_on_as_if_there_had_been_no_evaluation(make):
             averaged = params_of(model)
         found.append([*everything(model)[1], *averaged, *(tensor for state in states for tensor in state.values())])
     assert same(*found)
-
-
-def train_pipeline(*, evaluate):
-    thinc.api.fix_random_seed(0)
-    nlp = toy_pipeline(["tagger", "parser"])
-    examples, optimizer = (
-        toy_examples(nlp),
-        TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="torch", dtype="float64")),
-    )
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    for i in range(4):
-        nlp.update(examples, sgd=optimizer)
-        if evaluate:
-            with suppress(Stop), nlp.use_params(optimizer.averages):
-                nlp.evaluate(examples)
-                if i % 2:
-                    raise Stop
-            assert shares_memory(optimizer, *(proc.model for _, proc in nlp.pipeline))
-    return pipeline_params(nlp)
-
-
-def test_hooks_training_a_pipeline_goes_on_as_if_there_had_been_no_evaluation():
-    without, with_evaluation = train_pipeline(evaluate=False), train_pipeline(evaluate=True)
-    assert all(same(params, with_evaluation[name]) for name, params in without.items())
 
 
 def test_hooks_use_params_can_be_nested():
@@ -527,19 +496,6 @@ def test_hooks_use_params_leaves_other_dicts_to_thinc(monkeypatch):
     with suppress(Stop), model.use_params(dict(averages)):
         raise Stop
     assert same(found[0], params_of(model))  # thinc does not restore them
-
-
-def test_hooks_use_params_does_not_copy_what_has_no_average():
-    module = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.Linear(1000, 3))
-    module[0].requires_grad_(False)
-    model, optimizer = PyTorchWrapper(module), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9))
-    Y, back = model.begin_update(numpy.ones((2, 1000), dtype="f"))
-    back(Y)
-    model.finish_update(optimizer)
-    trained = module[1].weight.data_ptr()
-    with torch.profiler.profile(profile_memory=True) as run, model.use_params(optimizer.averages):
-        assert module[1].weight.data_ptr() != trained
-    assert sum(max(event.self_cpu_memory_usage, 0) for event in run.key_averages()) < 1000 * 1000
 
 
 def test_hooks_silence_other_ranks(caplog):

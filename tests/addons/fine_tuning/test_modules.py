@@ -1,6 +1,5 @@
 """How the modules of transformers compute in a run: gradient checkpointing, frozen layers, attention."""
 
-import warnings
 from functools import partial
 
 import numpy
@@ -264,19 +263,6 @@ def test_attention(tmp_path, corpus, kind, attention):  # noqa: F811
     assert all(torch.allclose(grads[name], expected[name], rtol=1e-3, atol=1e-5) for name in expected)
 
 
-@pytest.mark.parametrize("block", [None, ALL, {"gradient_checkpointing": 2, "freeze_layers": 1, "attention": "sdpa"}])
-def test_resume_is_exact(tmp_path, corpus, kind, block):  # noqa: F811
-    """With averages and dropout, killed twice."""
-    ends = []
-    for name, crashes in (("whole", [None]), ("broken", [4, 8, None])):
-        config = config_with(kind, tmp_path, corpus, state=name, block=block)
-        infos = {}
-        for crash_at in crashes:
-            infos |= run(config, tmp_path / f"{name}-output", crash_at=crash_at)
-        ends.append((infos, digests(tmp_path / f"{name}-output")))
-    assert ends[0] == ends[1] and len(ends[0][0]) == 13
-
-
 def test_saved_pipelines_are_ordinary(tmp_path, corpus, kind):  # noqa: F811
     """A second run in this process is as the first, and a saved model says nothing of the block."""
     files = []
@@ -297,24 +283,6 @@ def test_saved_pipelines_are_ordinary(tmp_path, corpus, kind):  # noqa: F811
         kept = [{k: v for k, v in found.to_dict().items() if k != "_name_or_path"} for found in configs]
         assert kept[0] == kept[1]
         assert configs[0]._attn_implementation == configs[1]._attn_implementation
-
-
-def test_a_crash_leaves_the_modules_as_they_were(tmp_path, corpus, kind):  # noqa: F811
-    seen = []
-    config = config_with(kind, tmp_path, corpus, block=ALL)
-
-    @registry.callbacks("test-fine-tuning.Keep.v1")
-    def keep():
-        return lambda nlp: seen.append(nlp) or nlp
-
-    config["nlp"]["after_pipeline_creation"] = {"@callbacks": "test-fine-tuning.Keep.v1"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run(config, tmp_path / "output", crash_at=3)
-    module = transformers_of(seen[0])[0].module
-    assert not getattr(module, "is_gradient_checkpointing", False)
-    assert not any("forward" in vars(one) for one in module.modules())
-    assert all(param.requires_grad for param in module.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:.*:thinc_torchopt.errors.NonFiniteGradWarning")

@@ -30,6 +30,7 @@ from thinc_torchopt.core.host import forward_of
 from ...runs import Crash, config_for, digests, run
 from ...spacy_cli import spacy_process
 from .small_transformers import config_with, kind, needs, write_bert  # noqa: F401
+from .test_modules import ALL
 
 ALPHABET = "abcdefgh .,-'\n\tÀéßяя字😀"
 
@@ -325,11 +326,14 @@ def test_saved_pipeline_loads_and_scores_without_us(tmp_path, kind, caplog):  # 
     assert not runs_in_parts(found.module) and forward_of(found.node).__module__.startswith("spacy_")
 
 
-def test_resume_with_windows_is_exact(tmp_path, kind):  # noqa: F811
+@pytest.mark.parametrize(
+    "block", [BLOCK, BLOCK | ALL, {"gradient_checkpointing": 2, "freeze_layers": 1, "attention": "sdpa"}]
+)
+def test_resume_is_exact(tmp_path, kind, block):  # noqa: F811
     corpus = texts_of(tmp_path, kind)
     ends = []
     for name, crashes in (("whole", [None]), ("broken", [5, None])):
-        config = config_with(kind, tmp_path, corpus, block=BLOCK, state=name, settings={"use_averages": True})
+        config = config_with(kind, tmp_path, corpus, block=block, state=name, settings={"use_averages": True})
         config["training"]["accumulate_gradient"] = 2
         infos = {}
         for crash_at in crashes:
@@ -357,7 +361,7 @@ def test_several_ranks(tmp_path, kind):  # noqa: F811
 
 
 def test_an_error_leaves_the_transformer_as_it_was(tmp_path, kind):  # noqa: F811
-    config = config_with(kind, tmp_path, texts_of(tmp_path, kind), block=BLOCK)
+    config = config_with(kind, tmp_path, texts_of(tmp_path, kind), block=BLOCK | ALL)
     nlp = init_nlp(config.interpolate())
     [found] = transformers_of(nlp)
     forward = forward_of(found.node)
@@ -375,6 +379,9 @@ def test_an_error_leaves_the_transformer_as_it_was(tmp_path, kind):  # noqa: F81
     with suppress(Crash), open(os.devnull, "w") as out:
         spacy_train(nlp, None, stdout=out)
     assert not runs_in_parts(found.module) and forward_of(found.node) is forward
+    assert not getattr(found.module, "is_gradient_checkpointing", False)
+    assert not any("forward" in vars(one) for one in found.module.modules())
+    assert all(param.requires_grad for param in found.module.parameters())
 
 
 @pytest.mark.parametrize("case", ["replaced", "annotating", "alone"])

@@ -222,29 +222,6 @@ def test_properties_damaged_aux_vars_change_nothing(data, how, side):
         assert how in ("float", "number", "true", "more", "none", "empty", "shape") and found
 
 
-def test_properties_states_share_no_memory_with_the_optimizer():
-    found, other = params(), params(1)
-    optimizer, donor = (Modular(own.items(), 0.1, modules=["adam", "lookahead"]) for own in (found, other))
-    steps(found, optimizer, 0, 1)
-    taken = optimizer.get_state()
-    kept = copy.deepcopy(taken)
-    steps(found, optimizer, 1, 2)
-    assert_same(taken, kept)
-    donor.set_state(taken)
-    steps(other, donor, 0, 2)
-    assert_same(taken, kept)
-
-
-def test_properties_nan_in_a_state_is_refused():
-    found = params()
-    optimizer = Modular(found.items(), 0.1, modules=["adam"])
-    steps(found, optimizer, 0, 1)
-    state = optimizer.get_state()
-    state["modules"][0][1]["params"]["matrix"]["exp_avg"][0, 0] = torch.nan
-    with pytest.raises(StateError, match="'adam', param 'matrix': expected 'exp_avg' to be finite values"):
-        optimizer.set_state(state)
-
-
 @quiet
 def test_properties_errors_of_any_type_undo_everything(monkeypatch):
     """Also those that nobody expects, in the middle of loading."""

@@ -7,13 +7,13 @@ import torch
 from thinc_torchopt.addons.online.adjoint import input_gradient
 from thinc_torchopt.addons.online.cells import CELLS, RNN, Cell, TorchLSTM
 from thinc_torchopt.addons.online.eligibility import ParamDimTraces
-from thinc_torchopt.addons.online.functional import check_cell, linearize_by_func, warn_of_truncation
+from thinc_torchopt.addons.online.functional import check_cell, linearize_by_func
 from thinc_torchopt.addons.online.gradients import eligibility_gradients
 from thinc_torchopt.addons.online.node import recurrent_nodes
 from thinc_torchopt.addons.online.online_rnn import OnlineRNN
 from thinc_torchopt.addons.online.relations import Dense, Elementwise
 from thinc_torchopt.core.checks import Section
-from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ShapeError
+from thinc_torchopt.core.errors import ConfigError, ShapeError
 
 from . import reference
 from .reference import ACTS, bptt, distance, naive, problem
@@ -114,12 +114,6 @@ def test_cells_say_what_is_truncated(cell):
     built, known = CELLS[cell](), CELLS[cell].truncated
     built.truncated = None
     assert check_cell(built, w, HERE) == known == {"gru": ("Wr",), "mgu": ("Wf",)}.get(cell, ())
-
-
-def test_cells_warn_of_what_is_truncated():
-    with pytest.warns(ConfigWarning, match=r"'Wr' .*\[here\].*torch-gru"):
-        warn_of_truncation(("Wr",), HERE)
-    warn_of_truncation((), HERE)
 
 
 # ---------------------------------------------------------------------- cells of one's own

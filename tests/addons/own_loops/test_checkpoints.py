@@ -16,7 +16,6 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, ConfigWarning, StateError
 from thinc_torchopt.core.schedules.curves import warmup_linear
-from thinc_torchopt.core.schedules.plateau import plateau
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
@@ -251,25 +250,6 @@ def test_python_loop_leaves_the_folder_to_the_last_run_of_a_notebook(tmp_path):
     assert [step for step, _ in checkpoints.resume([examples] * 5)] == [3, 4]
     checkpoints.close()
     assert not (tmp_path / "state" / "lock.json").exists()
-
-
-def test_python_loop_of_thinc_alone():
-    """model.finish_update: what the docs show, with a schedule that watches scores."""
-    model, rng = mixed_model(), numpy.random.default_rng(0)
-    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=0, factor=0.5))
-    X = rng.normal(size=(20, 5)).astype("f")
-    losses = []
-    for _ in range(20):
-        guesses, backprop = model.begin_update(X)
-        backprop(guesses - 1)
-        losses.append(float(((guesses - 1) ** 2).mean()))
-        model.finish_update(optimizer)
-        optimizer.step_schedules()
-    assert losses[-1] < 0.5 * losses[0]
-    for _ in range(3):
-        optimizer.observe(0.5)
-    optimizer.step_schedules()
-    assert optimizer.learn_rate < 0.01
 
 
 def test_python_loop_keeps_gradients_that_wait(tmp_path):

@@ -6,7 +6,6 @@ import numpy
 import pytest
 import spacy
 import torch
-from confection import ConfigValidationError
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms import torch_classes as torch_optimizers
@@ -144,18 +143,6 @@ def test_torch_optimizers_muon_leaves_matrices_to_the_algorithm_of_a_block():
 
 
 @needs_muon
-def test_torch_optimizers_muon_leaves_thincs_maxout_biases_alone():
-    """They have two dimensions."""
-    model = thinc_model()
-    optimizer = TorchOptimizer(resolve("torch.Muon.v1"), 0.01)
-    backprop(model, numpy.random.default_rng(0))
-    model.finish_update(optimizer)
-    of_muon = {id(tensor) for tensor in optimizer.torch_optimizers["algorithm"].param_groups[0]["params"]}
-    names = {name.split("/", 1)[1] for name, tensor in optimizer.params.items() if id(tensor) in of_muon}
-    assert names == {"linear-0/W", "linear-2/W"}
-
-
-@needs_muon
 @pytest.mark.parametrize("frozen", [[], ["tagger"]])
 def test_torch_optimizers_patterns_may_name_sourced_and_frozen_components(frozen, tmp_path):
     """`spacy train` shows the optimizer one part of such a pipeline after the other."""
@@ -214,20 +201,6 @@ def test_torch_optimizers_have_torchs_arguments_and_defaults(name):
     extra = {"fallback"} if name == "Muon" else set()
     assert set(ours) - extra == set(theirs) - {"params", "lr", "differentiable"}
     assert all(ours[key].default == theirs[key].default for key in set(ours) - extra)
-
-
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        ({"weight_decy": 0.1}, "weight_decy"),
-        ({"lr": 0.1}, "lr"),
-        ({"fused": "yes"}, "fused"),
-        ({"amsgrad": 3}, "amsgrad"),
-    ],
-)
-def test_torch_optimizers_name_a_wrong_argument(options, said):
-    with pytest.raises(ConfigValidationError, match=said):
-        resolve("torch.AdamW.v1", **options)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from thinc_torchopt.core.schedules.schedules import Schedules
 from thinc_torchopt.core.state.trees import flatten
 
 from ...conftest import CONFIGS, needs_gpu
-from ...models import backprop, mixed_model, params_of, ready_pipeline, same, thinc_model, toy_examples, toy_pipeline
+from ...models import backprop, mixed_model, params_of, ready_pipeline, same, thinc_model, toy_pipeline
 from ...peek import average_settings_in, averages_in, params_in, schedules_in, take_average_settings
 
 
@@ -98,23 +98,6 @@ def test_averages_equal_thincs():
     for a, b in zip(averages, expected):
         # float32: two ways to write one linear interpolation, rounded ten times.
         numpy.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.device
-def test_averages_of_torch_params_follow_the_formula():
-    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    module = model.layers[1].shims[0]._model
-    expected = [torch.zeros_like(param, dtype=torch.float64) for param in module.parameters()]
-    for t, _ in enumerate(train(model, optimizer, 20), start=1):
-        decay = min((1 + t) / (10 + t), 0.9999)
-        expected = [
-            decay * average + (1 - decay) * param.detach().double()
-            for average, param in zip(expected, module.parameters())
-        ]
-    with model.use_params(optimizer.averages):
-        for param, average in zip(module.parameters(), expected):
-            # The formula in float64, the average in float32.
-            torch.testing.assert_close(param.detach(), average.float(), rtol=1e-6, atol=1e-7)
 
 
 def test_averages_default_is_thincs():
@@ -478,32 +461,6 @@ def test_averages_that_grew_are_one_again_when_all_cells_keep_the_same():
     assert averages.state_dict([])["ages"] == {} and averages.state_dict([])["taken"] == {"a/W": 4}
 
 
-@pytest.mark.device
-def test_averages_of_old_labels_keep_their_history():
-    """Through spaCy: the mean of all that the rows of old labels were."""
-    nlp = toy_pipeline(["ner"])
-    examples = toy_examples(nlp)
-    optimizer = TorchOptimizer(torch_optimizers.SGD(), 0.1, averages=SWA(0))
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    optimizer.initialize(nlp)
-    pipe, seen = nlp.get_pipe("ner"), []
-    for step in range(12):
-        if step == 8:
-            pipe.add_label("GREEN")
-        nlp.update(examples, sgd=optimizer)
-        seen.append(
-            {name: value.double().clone() for name, value in optimizer.params.items() if name.startswith("ner/")}
-        )
-    averages = optimizer.state_dict()["averages"]["tensors"]
-    grown = [name for name, value in seen[0].items() if value.shape != seen[-1][name].shape]
-    assert grown
-    for name, value in seen[0].items():
-        old = tuple(map(slice, value.shape))
-        expected = torch.stack([values[name][old] for values in seen]).mean(0)
-        # float32: a mean that is moved a dozen times.
-        torch.testing.assert_close(averages[name][old], expected.float(), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "ages",
     [
@@ -718,16 +675,6 @@ def test_averages_do_not_keep_a_model_alive():
 # ---------------------------------------------------------------------- in thinc's form
 
 
-def test_averages_of_two_shims_do_not_mix():
-    model = chain(PyTorchWrapper(torch.nn.Linear(5, 5)), PyTorchWrapper(torch.nn.Linear(5, 3)))
-    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    train_fully(model, optimizer)
-    before = params_of(model)
-    with model.use_params(optimizer.averages):
-        assert not any(torch.equal(a, b) for a, b in zip(before, params_of(model)))
-    assert same(before, params_of(model))
-
-
 @pytest.mark.device
 def test_averages_are_what_is_evaluated_and_saved():
     optimizer = TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, every=2, dtype="float64"))
@@ -752,16 +699,6 @@ def test_averages_are_the_params_until_they_start():
         assert bool(optimizer.averages) == (step > 5)
         with model.use_params(optimizer.averages):
             assert same(before, params_of(model)) == (step < 7)
-
-
-def test_averages_off_is_empty_not_none():
-    """`spacy pretrain` hands them to Model.use_params without a look."""
-    model, optimizer = thinc_model(), TorchOptimizer(AdamW(), 0.01)
-    train_fully(model, optimizer, 1)
-    before = params_of(model)
-    assert optimizer.averages == {}
-    with model.use_params(optimizer.averages):
-        assert same(before, params_of(model))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda averages: pickle.loads(pickle.dumps(averages))])

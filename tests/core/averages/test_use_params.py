@@ -6,7 +6,7 @@ import numpy
 import pytest
 import spacy
 import torch
-from thinc.api import Model, PyTorchWrapper, chain, with_array
+from thinc.api import PyTorchWrapper, chain, with_array
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinc_torchopt import TorchOptimizer
@@ -28,28 +28,6 @@ from ...models import (
 from .test_own_store import OwnStore, around
 
 MODELS = {"thinc": thinc_model, "torch": torch_model, "mixed": mixed_model}
-
-
-@pytest.mark.device
-def test_use_params_refuses_updates_of_a_pipeline():
-    """They would be lost at the end of the block, as with thinc's."""
-    nlp = toy_pipeline(["tagger", "ner"])
-    examples = toy_examples(nlp, 20)
-    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    for _ in range(2):
-        nlp.update(examples, sgd=optimizer)
-    before = [params_of(nlp.get_pipe(name).model) for name in nlp.pipe_names]
-    averages = {name: value.clone() for name, value in optimizer.state_dict()["averages"]["tensors"].items()}
-    with (
-        pytest.raises(ParamError, match=r"Can't update param 'tok2vec/.*found averages in their place.*would be lost"),
-        nlp.use_params(optimizer.averages),
-    ):
-        nlp.update(examples, sgd=optimizer)
-    assert all(same(old, params_of(nlp.get_pipe(name).model)) for old, name in zip(before, nlp.pipe_names))
-    found = optimizer.state_dict()["averages"]["tensors"]
-    assert all((found[name] == value).all() for name, value in averages.items())
-    nlp.update(examples, sgd=optimizer)  # the block has ended
 
 
 @pytest.mark.parametrize("is_of_torch", [False, True])
@@ -143,7 +121,6 @@ def test_use_params_refuses_updates_of_a_shim_with_its_own_store():
     model.finish_update(optimizer)
     with pytest.raises(ParamError, match="averages in their place"), model.use_params(optimizer.averages):
         model.finish_update(optimizer)
-    assert isinstance(model, Model)
 
 
 def test_use_params_of_a_copy_forbids_nothing():
@@ -291,8 +268,10 @@ def test_use_params_restores_every_bit(kind, settings):
 
 @pytest.mark.parametrize("kind", NOT_COPIED)
 def test_use_params_copies_nothing(kind):
-    """There may be no room for the params a third time."""
+    """There may be no room for the params a third time. Nor of params that have no average, as they are frozen."""
     model, optimizer = NOT_COPIED[kind](), TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    for shim in (shim for node in model.walk() for shim in node.shims):
+        next(shim._model.parameters()).requires_grad_(False)
     backprop(model, numpy.random.default_rng(0))
     model.finish_update(optimizer)
     before = params_of(model)

@@ -8,13 +8,13 @@ import numpy
 import pytest
 import spacy
 import torch
-from thinc.api import Linear, Model, PyTorchWrapper, Softmax, chain, fix_random_seed, with_array
+from thinc.api import Linear, Model, PyTorchWrapper, Softmax, chain, with_array
 
 from thinc_torchopt import Adam, TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, create
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.compat import has_pytorch_optimizer
-from thinc_torchopt.core.errors import ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
+from thinc_torchopt.core.errors import ConfigWarning, NonFiniteGradWarning, PrecisionWarning
 from thinc_torchopt.core.state.files import read_folder
 
 from ...models import TOK2VEC, ready_pipeline, same, toy_examples, toy_pipeline
@@ -39,17 +39,11 @@ class InHalf(torch.nn.Module):
         return self.upper(torch.tanh(self.norm(self.lower(x.to(self.lower.weight.dtype))))).float()
 
 
-@spacy.registry.architectures("test-masters.Tok2Vec.v1")
-def tok2vec_in_half() -> Model:
-    tok2vec = spacy.registry.resolve({"tok2vec": TOK2VEC | {"depth": 1}})["tok2vec"]
-    model = chain(tok2vec, with_array(PyTorchWrapper(InHalf(n_in=16, n_out=8))))
-    model.set_dim("nO", 8)
-    return model
-
-
 @spacy.registry.architectures("test-masters.Tagger.v1")
 def tagger() -> Model:
-    tok2vec = tok2vec_in_half()
+    tok2vec = spacy.registry.resolve({"tok2vec": TOK2VEC | {"depth": 1}})["tok2vec"]
+    tok2vec = chain(tok2vec, with_array(PyTorchWrapper(InHalf(n_in=16, n_out=8))))
+    tok2vec.set_dim("nO", 8)
     model = chain(tok2vec, with_array(Softmax(nI=8)))
     model.set_ref("tok2vec", tok2vec)
     return model
@@ -403,35 +397,6 @@ def test_masters_of_an_algorithm_that_evaluates_other_values():
             master.data.copy_(param.tensor)
 
 
-def averages_in(optimizer):
-    """Of params with masters."""
-    saved = optimizer.state_dict()["averages"]["tensors"]
-    return [saved[name].clone() for name in by_name(optimizer)]
-
-
-def test_masters_of_a_pipeline_with_a_new_label():
-    """Those of a torch module below an output layer that grows stay; a second training begins with new ones."""
-    fix_random_seed(0)
-    nlp = toy_pipeline((), shared=False)
-    nlp.add_pipe("ner", config={"model": {"tok2vec": {"@architectures": "test-masters.Tok2Vec.v1"}}})
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
-    sgd = optimizer(rate=0.001, use_averages=True)
-    sgd.initialize(nlp)
-    for _ in range(4):
-        nlp.update(examples, sgd=sgd)
-    masters, averages = masters_of(sgd), averages_in(sgd)
-    nlp.get_pipe("ner").add_label("NEW")
-    sgd.initialize(nlp)
-    assert len(masters) == 6 and same(masters_of(sgd), masters)
-    assert len(averages) == 6 and same(averages_in(sgd), averages)
-    nlp.update(examples, sgd=sgd)
-    again = optimizer(rate=0.001)
-    again.initialize(nlp)
-    assert all(torch.equal(param.tensor, param.in_model.float()) for param in by_name(again).values())
-    assert not same(masters_of(again), masters_of(sgd))
-
-
 def test_masters_are_averaged_in_float32():
     nlp, examples = pipeline()
     module = shim_of(nlp.get_pipe("tagger").model)._model
@@ -491,14 +456,6 @@ def test_masters_are_rolled_back(corpus, tmp_path):
     assert len(saved["progress"]["rollbacks"]) == 1
     masters = [found["master"] for found in saved["optimizer"]["params"].values() if found["master"] is not None]
     assert len(masters) == 6 and all(torch.isfinite(master).all() for master in masters)
-
-
-def test_masters_that_appear_or_go_are_told_when_a_run_is_resumed(corpus, tmp_path):
-    config = masters_config(tmp_path, corpus)
-    run(config, tmp_path, crash_at=8)
-    config["training"]["optimizer"]["master_weights"] = False
-    with pytest.warns(PrecisionWarning), pytest.raises(StateError, match=r"training\.optimizer\.master_weights: True"):
-        run(config, tmp_path)
 
 
 @pytest.mark.parametrize("master_weights", [False, True])

@@ -11,7 +11,6 @@ import weakref
 import numpy
 import pytest
 import spacy
-import spacy.training.loop
 import torch
 from thinc.api import Adam, Model, PyTorchGradScaler, PyTorchWrapper, Softmax, chain, fix_random_seed, with_array
 
@@ -19,6 +18,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD
 
 from ...models import TOK2VEC, params_of, same, snapshot, toy_examples, toy_pipeline
+from ...runs import loop_over
 
 
 @spacy.registry.architectures("test-mixed-precision.Tagger.v1")
@@ -67,20 +67,8 @@ def put_scalers(nlp, scale, **settings):
 
 def run(nlp, sgd, examples, *, accumulate, before_update=None):
     """Three steps of spaCy's training loop."""
-    steps = spacy.training.loop.train_while_improving(
-        nlp,
-        sgd,
-        ((0, examples[i : i + 4]) for i in (0, 4, 8)),
-        lambda: (0.0, {}),
-        dropout=0.0,
-        eval_frequency=100,
-        accumulate_gradient=accumulate,
-        patience=0,
-        max_steps=0,
-        exclude=[],
-        annotating_components=[],
-        before_update=before_update,
-    )
+    batches = [examples[i : i + 4] for i in (0, 4, 8)]
+    steps = loop_over(nlp, sgd, batches, accumulate_gradient=accumulate, before_update=before_update)
     assert len(list(steps)) == 3
     return params_of(nlp.get_pipe("tagger").model)
 

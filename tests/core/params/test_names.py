@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.params.names import Pattern, clean, escape, unescape, walk
 from thinc_torchopt.core.params.pipeline import all_names
 from thinc_torchopt.core.settings.cascade import layers_of
 
 from ...forks import python
-from ...models import TOK2VEC, ready_pipeline, toy_examples, toy_pipeline
+from ...models import TOK2VEC, ready_pipeline
 
 COMPONENTS = ["tagger", "morphologizer", "parser", "ner", "senter", "textcat", "textcat_multilabel", "spancat"]
 ALLOWED = re.compile(r"[A-Za-z0-9_+/-]+")
@@ -35,12 +33,6 @@ def names_of(nlp):
 
 def big_pipeline():
     return ready_pipeline(COMPONENTS, shared=False)[0]
-
-
-def test_names_are_as_the_design_says():
-    nlp, _ = ready_pipeline(["ner", "tagger"], shared=False)
-    names = {name for name, _ in names_of(nlp)}
-    assert {"ner/tok2vec/encode/1/maxout/W", "ner/upper/W", "ner/lower/pad", "tagger/output_layer/b"} <= names
 
 
 def test_names_of_torch_modules_are_torchs_with_slashes():
@@ -76,36 +68,6 @@ def test_names_are_the_same_after_save_and_load_and_in_another_process(tmp_path)
     assert printed.split() == [name for name, _ in expected]
 
 
-RESIZABLE = {
-    "model": {
-        "@architectures": "spacy.TextCatBOW.v3",
-        "exclusive_classes": True,
-        "ngram_size": 1,
-        "no_output_layer": False,
-    }
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*could never learn")
-@pytest.mark.parametrize("component, label", [("ner", "NEW"), ("parser", "newdep"), ("textcat", "NEW")])
-def test_names_are_the_same_after_labels_were_added(component, label):
-    nlp = toy_pipeline([] if component == "textcat" else [component], shared=False)
-    pipe = nlp.add_pipe(component, config=RESIZABLE) if component == "textcat" else nlp.get_pipe(component)
-    examples = toy_examples(nlp)
-    optimizer = nlp.initialize(lambda: examples, sgd=TorchOptimizer(AdamW(), 0.01))
-    nlp.update(examples, sgd=optimizer)
-    before, ids = names_of(nlp), {node.id for node in pipe.model.walk()}
-    assert set(optimizer.params) == {name for name, _ in before}
-    pipe.add_label(label)
-    for example in examples:
-        example.reference.cats[label] = 0.0
-    nlp.update(examples, sgd=optimizer)
-    assert names_of(nlp) == before
-    assert set(optimizer.params) == {name for name, _ in before}
-    assert {node.id for node in pipe.model.walk()} != ids
-
-
-COMBINATIONS = ["chain", "concatenate", "residual", "clone", "odd name: a.b"]
 LAYERS = st.recursive(
     st.sampled_from(["linear", "maxout", "norm", "torch"]),
     lambda inner: st.tuples(

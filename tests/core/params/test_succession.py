@@ -137,26 +137,6 @@ def test_succession_of_a_fresh_model_equals_thincs(way, kind):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_succession_of_a_component_of_spacys(way):
-    nlp = toy_pipeline(["tagger", "ner"])
-    examples = toy_examples(nlp, 20)
-    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    for _ in range(5):
-        nlp.update(examples, sgd=optimizer)
-    other = toy_pipeline(["tagger"], shared=False)
-    other.initialize(lambda: examples)
-    before = updates_of(optimizer)
-    way(nlp, other.get_pipe("tagger").model)
-    optimizer.initialize(nlp)
-    for name, n in updates_of(optimizer).items():
-        assert n == (0 if name.startswith("tagger/") else before[name])
-    assert not any(name.startswith("tagger/") for name in optimizer.state_dict()["averages"]["tensors"])
-    assert groups_below(optimizer, "tagger/") == {"new"}
-    assert groups_below(optimizer, "ner/") == {"default"}
-
-
 def test_succession_a_fresh_model_warms_up_as_one_that_joins():
     nlp, optimizer = pipeline_of(tagger=torch_model(), other=torch_model()), TorchOptimizer(AdamW(), 0.01)
     optimizer.initialize(nlp)

@@ -206,17 +206,6 @@ def test_param_table_patterns_do_not_apply_to_params_of_an_earlier_pipeline(patt
     assert same(before, params_of(first.get_pipe("tagger").model)) == raises
 
 
-def test_param_table_the_same_pipeline_inherits_as_ever():
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    optimizer = TorchOptimizer(AdamW(), 0.01)
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    nlp.update(examples, sgd=optimizer)
-    nlp.resume_training(sgd=optimizer)
-    optimizer.initialize(nlp)
-    assert max(optimizer.nr_update.values()) == 1
-
-
 def test_param_table_bad_updates_of_another_pipeline_do_not_count():
     optimizer = TorchOptimizer(AdamW(), 0.01, max_nonfinite=2)
     for _ in range(3):
@@ -259,13 +248,6 @@ def test_param_table_an_id_that_is_used_again_is_another_param():
     nlp.get_pipe("tagger").model.finish_update(optimizer)
     assert torch.equal(wanted.data, torch.ones(3, 5))  # its name is the tagger's, and so is its rate
     assert optimizer.learn_rates["tags"] == 0.0
-
-
-def test_param_table_a_pattern_over_a_name_that_is_none_is_refused():
-    nlp = shared_pipeline(SHARED["torch"]())
-    optimizer = TorchOptimizer(SGD(), 0.1, param_groups={"x": {"params": ["e/pytorch/*"]}})
-    with pytest.raises(ConfigError, match="matches none of 12 params"):
-        optimizer.initialize(nlp)
 
 
 @pytest.mark.parametrize("component", ["tagger", "ner", "textcat", "parser", "spancat"])

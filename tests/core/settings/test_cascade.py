@@ -14,9 +14,9 @@ from thinc.api import PyTorchWrapper
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.modular import moments
 from thinc_torchopt.core.algorithms.algorithm import Algorithm
-from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, Muon, NAdam
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, Muon
 from thinc_torchopt.core.compat import has_pytorch_optimizer
-from thinc_torchopt.core.errors import ConfigError, GrowthWarning, StateError
+from thinc_torchopt.core.errors import ConfigError, GrowthWarning
 from thinc_torchopt.core.registry import registry
 
 from ...conftest import CONFIGS, needs_muon
@@ -323,18 +323,6 @@ def test_cascade_state_goes_on_in_a_block_with_another_name(on_growth):
     second.load_state_dict(saved, on_growth=on_growth)
     steps(nlp, second, 3, start=3)
     assert same(expected, params_of(nlp.get_pipe("tagger").model))
-
-
-@pytest.mark.parametrize("on_growth", [None, "mean"])
-def test_cascade_state_of_another_algorithm_is_not_inherited(on_growth):
-    """NAdam keeps states of the same names as AdamW."""
-    nlp, _ = two_parts()
-    first = told(AdamW(), {}, nlp)
-    steps(nlp, first, 2)
-    second = told(AdamW(), block_with("a", NAdam()), nlp)
-    with pytest.raises(StateError, match=r"torch.NAdam.v1, found the state of torch.AdamW.v1.*'tagger/0/"):
-        second.load_state_dict(first.state_dict(), on_growth=on_growth)
-    assert not any(second.nr_update.values())
 
 
 def test_cascade_state_rolls_back():

@@ -354,36 +354,6 @@ def test_param_groups_move_any_option_by_a_schedule():
     assert seen == [(0.1, (0.5, 0.9), 0.01), (0.2, (0.6, 0.9), 0.005), (0.3, (0.7, 0.9), 0.0025)]
 
 
-def test_param_groups_are_looked_up_anew_when_a_component_gets_another_name():
-    nlp, model = encoder_pipeline()
-    optimizer = TorchOptimizer(
-        AdamW(),
-        0.01,
-        param_groups={
-            "one": {"params": ["trf/*"], "lr_scale": 2.0},
-            "two": {"params": ["re:^new/"], "weight_decay": 0.0},
-        },
-    )
-    nlp.add_pipe("tagger", name="new").initialize(lambda: toy_examples(nlp), nlp=nlp)
-    optimizer.initialize(nlp)
-    run(optimizer, model, 2)
-    moments = (
-        optimizer.torch_optimizers["algorithm"].state[optimizer.params["trf/pytorch/pooler/weight"]]["exp_avg"].clone()
-    )
-    nlp.remove_pipe("new")
-    nlp.rename_pipe("trf", "new")
-    nlp.add_pipe("tagger", name="trf").initialize(lambda: toy_examples(nlp), nlp=nlp)
-    optimizer.initialize(nlp)
-    group = group_of(optimizer, "new/pytorch/pooler/weight")
-    assert (
-        group["weight_decay"] == 0.0 and optimizer.params["new/pytorch/pooler/weight"] is group["params"][-1]
-    ) or len(group["params"]) > 1
-    state = optimizer.torch_optimizers["algorithm"].state[optimizer.params["new/pytorch/pooler/weight"]]
-    assert torch.equal(state["exp_avg"], moments)
-    run(optimizer, model, 1)
-    assert optimizer.learn_rates["two"] == 0.01
-
-
 def test_param_groups_survive_a_copy():
     block = {"top": {"params": ["trf/pytorch/pooler/*", "re:W$"], "lr_scale": 2.0, "freeze": True}}
     optimizer = pickle.loads(

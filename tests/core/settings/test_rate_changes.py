@@ -120,17 +120,6 @@ def test_rates_have_the_name_of_the_group_while_any_param_of_it_is_trained():
     assert rates.keys() <= optimizer.rate_names
 
 
-def test_rate_changes_of_one_block_are_not_those_of_a_param_that_comes_to_its_group():
-    """Both blocks say the same, so that a thawed param of one enters the group of the other."""
-    nlp, module, optimizer = setting()
-    optimizer.freeze(["tagger/b1"])
-    update(nlp, module, optimizer)
-    optimizer.scale_learn_rates(["one"], 0.5)
-    optimizer.unfreeze(["tagger/b1"])
-    update(nlp, module, optimizer)
-    assert rates_of(optimizer) == pytest.approx({"a1": 0.05, "a2": 0.05, "b1": 0.1, "b2": 0.5, "c": 0.1})
-
-
 def test_rate_changes_are_those_of_params_that_come_later():
     nlp, module, optimizer = setting(("a1", "b1", "b2"), new_params_warmup=0)
     update(nlp, module, optimizer)

@@ -20,15 +20,13 @@ from thinc_torchopt.core.state.files import read_folder
 
 from ...models import (
     backprop,
-    mixed_model,
     params_of,
     ready_pipeline,
     same,
-    thinc_model,
-    torch_model,
     toy_examples,
     toy_pipeline,
 )
+from ..labels.test_add_labels import moments
 
 BOW = {
     "model": {
@@ -58,14 +56,6 @@ def trained(component, **settings):
     for _ in range(5):
         nlp.update(examples, sgd=optimizer)
     return nlp, examples, optimizer
-
-
-def moments(optimizer):
-    inner = optimizer.torch_optimizers["algorithm"]
-    return {
-        name: {key: value.clone() for key, value in inner.state[param].items() if torch.is_tensor(value)}
-        for name, param in optimizer.params.items()
-    }
 
 
 def averages_of(optimizer):
@@ -140,6 +130,7 @@ def test_growth_is_noticed_in_the_next_update(component):
         name: n + 1 for name, (_, n) in before.items()
     }
     assert any(tuple(param.shape) != before[name][0] for name, param in optimizer.params.items())
+    assert len(optimizer.torch_optimizers["algorithm"].state) == len(before)  # nothing of the replaced layers
     assert optimizer.learn_rates == {"default": 0.01}
 
 
@@ -224,21 +215,6 @@ def test_growth_of_a_torch_module(algorithm):
     assert [rate["new"] for rate in rates] == pytest.approx([warmup.rate(step, 0.001) for step in range(12)], rel=1e-12)
     assert rates[0]["new"] == pytest.approx(1e-5) and rates[-1]["new"] == pytest.approx(1e-3)
     assert len(inner.state) == len(optimizer.params) == 7
-
-
-def test_growth_of_a_module_that_was_built_anew():
-    """As spacy-transformers does in from_bytes: other tensors, the same names."""
-    nlp, model, optimizer = torch_pipeline(AdamW())
-    before = moments(optimizer)
-    module = Embeds(4)
-    module.load_state_dict(model.layers[0].shims[0]._model.state_dict())
-    model.layers[0].shims[0]._model = module
-    backprop(model, numpy.random.default_rng(7))
-    optimizer.initialize(nlp)
-    after = moments(optimizer)
-    assert all(torch.equal(after[name][key], before[name][key]) for name in before for key in before[name])
-    model.finish_update(optimizer)
-    assert set(optimizer.nr_update.values()) == {4}
 
 
 def test_growth_components_come_go_and_change_their_names():
@@ -365,48 +341,6 @@ def test_growth_of_state_that_cannot_grow():
     for by in (optimizer, resumed):
         update(by, model, 1)
         assert all(param.isfinite().all() for param in by.params.values())
-
-
-def looks_at(nlp, optimizer):
-    """The averages as an evaluation takes them, and the names of what is saved with its counts."""
-    with nlp.use_params(optimizer.averages):
-        averaged = [value for name in nlp.pipe_names for value in params_of(nlp.get_pipe(name).model)]
-    return averaged, {name: found["updates"] for name, found in optimizer.state_dict()["params"].items()}
-
-
-@pytest.mark.parametrize("kind", ["thinc", "torch", "mixed"])
-@pytest.mark.device
-def test_growth_copied_models_keep_their_state(kind):
-    """`Model.copy` gives new ids, new arrays and new torch params; averages and moments go on as without it, at
-    once.
-    """
-    ends, seen = [], []
-    for copies in (False, True):
-        torch.manual_seed(0)
-        numpy.random.seed(0)
-        nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
-        make = {"thinc": thinc_model, "torch": torch_model, "mixed": mixed_model}[kind]
-        if kind == "thinc":
-            make = lambda: chain(Linear(5, 5), thinc_model()).initialize()  # noqa: E731
-        for name in nlp.pipe_names:
-            nlp.get_pipe(name).model = make()
-        optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-        optimizer.initialize(nlp)
-        for step in range(6):
-            if step == 3 and not copies:
-                seen.append(looks_at(nlp, optimizer))
-            elif step == 3:
-                pipe = nlp.get_pipe("tagger")
-                pipe.model = pipe.model.copy()
-                seen.append(looks_at(nlp, optimizer))
-            with optimizer.joint_step():
-                for i, name in enumerate(nlp.pipe_names):
-                    backprop(nlp.get_pipe(name).model, numpy.random.default_rng(10 * step + i))
-                    nlp.get_pipe(name).model.finish_update(optimizer)
-        values = [value for name in nlp.pipe_names for value in params_of(nlp.get_pipe(name).model)]
-        ends.append((values, *looks_at(nlp, optimizer)))
-    assert same(ends[0][0], ends[1][0]) and same(ends[0][1], ends[1][1]) and ends[0][2] == ends[1][2]
-    assert same(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1] and set(seen[0][1].values()) == {3}
 
 
 @pytest.mark.parametrize("copies", [lambda model: model.copy(), copy.deepcopy], ids=["copy", "deepcopy"])

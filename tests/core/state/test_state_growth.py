@@ -277,14 +277,6 @@ def test_fit_param_state_refuses_state_of_an_unknown_shape(value):
     assert fit_param_state(torch.optim.Optimizer, state, (5, 3), torch.zeros(5, 3))["preconditioner"] is value
 
 
-def test_fit_param_state_names_the_param_whose_kind_does_not_fit():
-    with pytest.raises(
-        StateError,
-        match=r"state of param 'head\.W' by 'contract': expected dimensions that stay or shrink, found \(4, 3\) before",
-    ):
-        fit_param_state(torch.optim.Adam, {"step": 1}, (4, 3), torch.zeros(5, 3), kind="contract", name="head.W")
-
-
 def test_fit_param_state_takes_a_counter_for_no_moment():
     """A param without dimensions has the shape of its step."""
     state = {"step": torch.tensor(7.0), "mu_product": torch.tensor(0.5), "exp_avg": torch.tensor(2.0)}
