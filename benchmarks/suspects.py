@@ -358,18 +358,18 @@ def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Precision over rank, for each task: the mean over seeds."""
     from matplotlib.figure import Figure
 
+    drawn = [row for row in rows if "by rank" in row and row["part"] == "all"]
+    tasks = [task for task in TASKS if any(row["task"] == task for row in drawn)]
     figure = Figure((10, 5), layout="constrained")
-    for axes, task in zip(figure.subplots(2, 4, sharey=True).flat, TASKS):
+    for axes, task in zip(figure.subplots(2, -(-len(tasks) // 2), sharey=True).flat, tasks):
+        of_task = [row for row in drawn if row["task"] == task]
         for by, style in (("recorder", "C0-"), ("folds", "C1--")):
-            of_task = [row for row in rows if (row["task"], row["by"], row["part"]) == (task, by, "all")]
-            curves = [row["by rank"] for row in of_task if "by rank" in row]
-            if curves:
+            if curves := [row["by rank"] for row in of_task if row["by"] == by]:
                 steps, found = numpy.mean(curves, axis=0).T
                 axes.plot(steps, found / steps, style, label=by)
-        if of_task:
-            n, among = of_task[0]["wrong"], of_task[0]["among"]
-            axes.axhline(n / among, color="0.6", linewidth=0.8, label="chance")
-            axes.axvline(n, color="0.8", linewidth=0.8)
+        n, among = of_task[0]["wrong"], of_task[0]["among"]
+        axes.axhline(n / among, color="0.6", linewidth=0.8, label="chance")
+        axes.axvline(n, color="0.8", linewidth=0.8)
         axes.set(title=task, xscale="log", ylim=(0, 1.02))
     figure.axes[0].legend(frameon=False)
     figure.supxlabel("highest (line: as many as are wrong)")

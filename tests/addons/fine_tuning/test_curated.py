@@ -10,6 +10,7 @@ from spacy.util import registry
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
 from thinc_torchopt.core import host_errors
 from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.loop.faster import SWITCH
 
 from ...models import toy_examples
 from ...runs import digests, run
@@ -59,16 +60,17 @@ def test_groups_and_layers_of_a_curated_transformer(tmp_path, corpus):
 
 
 @pytest.mark.parametrize("weighting", [False, True])
-def test_training_of_a_curated_transformer(tmp_path, corpus, weighting):
-    """With averages: what is saved is what was scored; resumed to the bit; the loss falls."""
+def test_training_of_a_curated_transformer(tmp_path, corpus, weighting, monkeypatch):
+    """With averages: what is saved is what was scored; resumed to the bit, and in spaCy's own way."""
     ends = []
-    for name, crashes in (("whole", [None]), ("broken", [4, 8, None])):
+    for name, crashes, faster in (("whole", [None], "1"), ("broken", [4, 8, None], "1"), ("slow", [None], "0")):
+        monkeypatch.setenv(SWITCH, faster)
         config = config_with("curated", tmp_path, corpus, state=name, weighting=weighting)
         infos = {}
         for crash_at in crashes:
             infos |= run(config, tmp_path / f"{name}-output", crash_at=crash_at)
         ends.append((infos, digests(tmp_path / f"{name}-output")))
-    assert ends[0] == ends[1]
+    assert ends[0] == ends[1] == ends[2]
     nlp = spacy.load(tmp_path / "whole-output" / "model-last")
     assert nlp("Anna likes London.").has_annotation("TAG")
 
