@@ -20,6 +20,7 @@ from thinc_torchopt.addons.controller.run_rules import Rules
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerError, RollbackWarning
 from thinc_torchopt.loop.checkpoint_folder import steps_of
+from thinc_torchopt.loop.run import Run
 
 from ...models import ready_pipeline
 from ...spacy_cli import train as train_by_command
@@ -180,13 +181,21 @@ def test_controller_resumes_exactly(corpus, tmp_path):
     assert told(parts) == told(whole)
 
 
-@pytest.mark.parametrize(("steps", "stop_at"), [(12, 4), (4, 99)])
-def test_controller_that_stopped_stays_so(steps, stop_at, corpus, tmp_path, caplog):
-    """Also by a rule on `on_save`, when the state of the run was written already. Rules on its end act once."""
+@pytest.mark.parametrize(("steps", "stop_at", "is_killed"), [(12, 4, False), (4, 99, False), (4, 99, True)])
+def test_controller_that_stopped_stays_so(steps, stop_at, is_killed, corpus, tmp_path, caplog, monkeypatch):
+    """Also by a rule on `on_save`, when the state of the run was written already. Rules on its end act once, also if it
+    was killed before them.
+    """
     stop, end = ("on_save", f'state["step"] == {stop_at}', STOP), ("on_train_end", "True", "note.should_log")
     rules = definition(rule("stop", *stop), rule("end", *end), operations=[NOTE])
     config = config_for(tmp_path, corpus, rules, steps=steps, checkpoint=True)
-    assert list(run(config)[1]) == [0, 1, 2, 3, 4]
+    if is_killed:
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(Run, "end", lambda self: 1 / 0)
+            run(config)
+        assert "step 4" not in caplog.messages
+    else:
+        assert list(run(config)[1]) == [0, 1, 2, 3, 4]
     assert run(config)[1] == {} and caplog.messages.count("step 4") == 1
 
 
