@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import warnings
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from thinc_torchopt.core.state.by_name import collect_grads, restore_grads
 from thinc_torchopt.core.state.files import write_folder
 from thinc_torchopt.loop.checkpoint_folder import newest_whole
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
-from thinc_torchopt.loop.model_state import collect_model, restore_model
+from thinc_torchopt.loop.model_state import checksum_of, collect_model, restore_model
 
 from ..core.params.test_shims import StoreShim
 from ..core.state.test_by_name import JUNK, REMOVED, changed, paths_of
@@ -309,3 +310,11 @@ def test_model_state_is_restored_from_a_gpu():
     grads = {name: grad.cpu() if "torch" in name else grad for name, grad in grads.items()}
     restore_grads(walk_pipeline(other), grads)
     assert same(*map(params_of, models)) and same(*map(grads_of, models))
+
+
+def test_model_state_has_the_checksum_of_all_weights():
+    found = collect_model(pipeline(mixed_model))
+    found.params["a view"] = torch.arange(6.0).reshape(2, 3).T
+    tensors = [*found.params.values(), *(value for module in found.modules.values() for value in module.values())]
+    data = b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)
+    assert found.modules and checksum_of(found) == f"{zlib.crc32(data):08x}"
