@@ -208,7 +208,7 @@ OF_001 = {
     "torch params as groups with rates of their own": "test_in_spacy_equals_a_bare_torch_loop",
     "views without copies": "step_in_place_without_copies",
     "zero_grad as in torch and thinc": "let_go_of_gradients_as_thinc_and_torch_do",
-    "a callback receives the updated param": "set_grad_with_a_callback",
+    "a callback receives the updated param": "params_from_a_shim_may_have_any_strides",
     "shims with a store of their own": "write_back_to_shims_with_a_store_of_their_own",
     "one buffer for the gradients of a shim": "reuse_one_buffer_for_a_shim",
     "gradient scaling": "overflow_skips_the_shim_and_updates_its_scaler",
@@ -217,7 +217,7 @@ OF_001 = {
     "a param of a component": lambda: "tagger/output_layer/W" in trained()[0].params,
     "params that are added in a run": "take_in_params_that_appear_later",
     "thinc's schedules": lambda: TorchOptimizer(AdamW(), constant(0.1)).learn_rate == 0.1,
-    "a schedule moves once a step": "a_schedule_in_two_places_moves_once_a_step",
+    "a schedule moves once a step": "share_one_schedule_that_moves_once_a_step",
     "numpy 1.24": lambda: "numpy>=1.24.0\n" in SETUP,
     "cupy 12.0": lambda: "cupy-cuda12x>=12.0.0\n" in SETUP,
 }
