@@ -68,7 +68,7 @@ def picture(rows: list[Row], path: Path) -> None:
 # Of measured.yaml, by what is trained.
 MEASURED = {
     "tagger, parser, CNN or BiLSTM": ["ewt", "ewt-morph"],
-    "NER": ["food", "brands"],
+    "NER": ["food", "brands", "wnut17"],
     "span categorizer": ["spancat", "brands-spans"],
     "text classifier, bag of words": ["cooking", "genres", "docs-bow"],
     "text classifier with a CNN": ["cooking-cnn", "docs-issues", "genres-cnn"],
