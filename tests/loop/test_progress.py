@@ -9,12 +9,19 @@ def not_supported():
     raise RuntimeError("NVML: Not Supported")
 
 
+def failing_later():
+    """As a driver that fails in the middle of a run."""
+    percents = iter([0])
+    return lambda: next(percents)
+
+
 @pytest.mark.parametrize(
     ("on_gpu", "utilization", "idle"),
     [
         # Sampled at 2.5 and 4.0: not at 0.5, as NVML tells of up to a second.
         (True, iter([0, 80, 20]).__next__, {"gpu_idle": pytest.approx(2.5 * 0.2 + 1.5 * 0.8)}),
         (True, not_supported, {}),
+        (True, failing_later(), {}),
         (False, lambda: 50, {}),
     ],
 )

@@ -104,10 +104,10 @@ def init(
     Make a config from texts, or put our optimizer into a config. With one path, a new config is made, with the
     components that can learn from the annotations of the texts; with --from, it trains an existing pipeline further,
     and keeps its labels. With two paths, the first config is read, a recipe rewrites its [training.optimizer], and the
-    rest stays as it is, comments too. Recipes: best: the settings of our benchmark, with a learning
-    rate and a number of steps computed from the corpus (--paths.train train.spacy); drop-in: thinc's arithmetic,
-    computed by torch; fine-tune: a low rate for pretrained params, a higher one for new ones; robust: guards,
-    checkpoints and averages. All but best and fine-tune keep the learning rate and its schedules.
+    rest stays as it is, comments too. Recipes: best: the settings of our benchmark, with a learning rate and a number
+    of steps computed from the corpus (--paths.train train.spacy); drop-in: thinc's arithmetic, computed by torch;
+    fine-tune: a low rate for pretrained params, a higher one for new ones; robust: guards, checkpoints and averages.
+    All but best and fine-tune keep the learning rate and its schedules.
     """
     if output_path is not None and str(output_path).startswith("--"):  # the first override
         ctx.args.insert(0, str(output_path))

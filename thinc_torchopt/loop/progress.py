@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from timeit import default_timer
 from typing import Annotated, Any
@@ -142,16 +141,26 @@ class TimeSpent:
     def begin(self, *, on_gpu: bool) -> None:
         """Count from now on. on_gpu (bool): Params are on the current GPU."""
         self._since = self._sampled = default_timer()
-        if on_gpu:
-            # Without nvidia-ml-py, or where NVML can't tell it (a part of a GPU: MIG), the number is left out.
-            with suppress(Exception):
-                torch.cuda.utilization()
-                self.seconds["gpu_idle"] = 0.0
+        if on_gpu and _percent_in_use() is not None:
+            self.seconds["gpu_idle"] = 0.0
 
     def on(self, phase: str) -> None:
         """Count the time since the last call for a phase."""
         since, self._since = self._since, default_timer()
         self.seconds[phase] += self._since - since
         if "gpu_idle" in self.seconds and (passed := self._since - self._sampled) >= 1.0:
-            self.seconds["gpu_idle"] += passed * (1.0 - torch.cuda.utilization() / 100)
             self._sampled = self._since
+            if (percent := _percent_in_use()) is None:
+                del self.seconds["gpu_idle"]  # too little
+            else:
+                self.seconds["gpu_idle"] += passed * (1.0 - percent / 100)
+
+
+def _percent_in_use() -> int | None:
+    """The use of the GPU in the last second, by NVML. None: there is no nvidia-ml-py, or NVML can't tell it, as of a
+    part of a GPU (MIG). A number for the log stops no training, whatever the driver raises.
+    """
+    try:
+        return torch.cuda.utilization()
+    except Exception:
+        return None

@@ -32,11 +32,11 @@ _WAITING: Final = 256
 
 @dataclass
 class _Part:
-    """A signal. texts (list): Those of its docs: digest, and the text itself."""
+    """A signal. digests (list): Of its docs."""
 
     step: int
     component: str
-    texts: list[tuple[Digest, str]]
+    digests: list[Digest]
     signal: Signal
 
 
@@ -83,14 +83,14 @@ class RunRecorder:
             yield
 
     def _receive(self, component: str, signal: Signal) -> None:
-        texts, rest = [], iter(self._examples)
+        digests, rest = [], iter(self._examples)
         for doc in signal.docs:
-            found = next(((key, doc.text) for example, key in rest if _is_same(doc, example.predicted)), None)
+            found = next((key for example, key in rest if _is_same(doc, example.predicted)), None)
             if found is None:
                 self._tell(f"Texts of component '{component}' are not recorded: it gets others than the batch has.")
                 return
-            texts.append(found)
-        self._waiting.append(_Part(self._run.progress.step, component, texts, signal))
+            digests.append(found)
+        self._waiting.append(_Part(self._run.progress.step, component, digests, signal))
 
     def on_optimizer_step(self, event: OptimizerStep, control: Control) -> None:
         if event.skipped:
@@ -107,9 +107,9 @@ class RunRecorder:
         """Log the texts of this step with the largest gradients."""
         step, hardest = self._run.progress.step, dict[str, tuple[float, str]]()
         for part in self._waiting:
-            for (_, text), (hardness, _) in zip(part.texts, part.signal.by_text()) if part.step == step else ():
+            for doc, (hardness, _) in zip(part.signal.docs, part.signal.by_text()) if part.step == step else ():
                 found = float(numpy.nan_to_num(hardness, nan=math.inf).max(initial=0.0)), part.component
-                hardest[text] = max(hardest.get(text, found), found)
+                hardest[doc.text] = max(hardest.get(doc.text, found), found)
         for text in sorted(hardest, key=lambda text: hardest[text], reverse=True)[:_NAMED]:
             size, component = hardest[text]
             shown = shorten(text, 80, placeholder=" ...")
@@ -144,7 +144,7 @@ class RunRecorder:
         return [
             (part.component, key, hardness, hits)
             for part in waiting
-            for (key, _), (hardness, hits) in zip(part.texts, part.signal.by_text())
+            for key, (hardness, hits) in zip(part.digests, part.signal.by_text())
         ]
 
     def _tell(self, message: str) -> None:
