@@ -44,7 +44,7 @@ def read_record(record: Mapping[str, Any], place: str, file: File | None = None)
     file (File | None): It stands there; the names of labels may stand beside it.
     RAISES (ConfigError): It has numbers for names that are not known.
     """
-    row = Row(place, str(record.get("text", "")))
+    row = Row(place, str(record.get("text", "")), meta=record.get("meta"))
     if (words := _words_of(record)) is not None:
         row.words, row.spaces = words
         if row.text and row.spaces is None:  # they say how the text is cut, if they are all of it
