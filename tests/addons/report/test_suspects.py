@@ -250,7 +250,7 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     nlp.initialize(lambda: examples)
     examples[1].reference.set_ents([Span(examples[1].reference, 1, 2, "CITY")])
     DocBin(docs=[example.reference for example in examples]).to_disk(tmp_path / "train.spacy")
-    nlp.config["paths"]["train"] = str(tmp_path / "train.spacy")
+    nlp.config["corpora"]["train"]["path"] = str(tmp_path / "train.spacy")
     found = object.__new__(Suspects)
     found.nlp, found.examples, found._kinds = nlp, examples, kinds.kinds_of(nlp, examples)
     person, city = {"start": 0, "end": 4, "label": "PERSON"}, {"start": 16, "end": 22, "label": "CITY"}
@@ -259,12 +259,18 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
         for i, spans in ((0, [city]), (0, [person]), (1, []))
     ]
     rows.append({"text": "Not there.", "spans": []})
+    for end in (10, 14):  # "Anna likes", "Anna likes red"
+        rows.append(rows[2] | {"spans": [{"start": 0, "end": end, "label": "PERSON"}]})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     n, notes = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
     assert n == 2
-    assert notes == ["Left out, as the corpus lacks them or has them in other words: 1 text."]
+    assert notes == [
+        "Rows of one text contradict each other, and not all are put there: 1 text.",
+        "Left out, as the corpus lacks them or has them in other words: 1 text.",
+    ]
     docs = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
-    assert [[*doc.ents] for doc in docs] == [[], []]  # each row has dropped one of the two of the first text
+    # Each row has dropped one of the two of the first text; the last one of the second holds.
+    assert [[str(ent) for ent in doc.ents] for doc in docs] == [[], ["Anna likes red"]]
 
 
 def test_a_head_that_would_close_a_circle_is_not_put_there(examples):
