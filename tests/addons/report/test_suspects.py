@@ -250,7 +250,7 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     nlp.initialize(lambda: examples)
     examples[1].reference.set_ents([Span(examples[1].reference, 1, 2, "CITY")])
     DocBin(docs=[example.reference for example in examples]).to_disk(tmp_path / "train.spacy")
-    nlp.config["corpora"]["train"]["path"] = str(tmp_path / "train.spacy")
+    nlp.config["paths"] |= dict.fromkeys(["train", "dev"], str(tmp_path / "train.spacy"))
     found = object.__new__(Suspects)
     found.nlp, found.examples, found._kinds = nlp, examples, kinds.kinds_of(nlp, examples)
     person, city = {"start": 0, "end": 4, "label": "PERSON"}, {"start": 16, "end": 22, "label": "CITY"}
