@@ -6,7 +6,8 @@ import shutil
 import numpy
 import pytest
 from spacy.tokens import DocBin, Span
-from spacy.training import Example
+from spacy.training import Corpus, Example
+from spacy.util import registry
 
 from thinc_torchopt.addons.report import kinds
 from thinc_torchopt.addons.report.report import read_report
@@ -296,6 +297,19 @@ def test_report_of_a_corpus_that_has_moved_is_made_without_suspects(tmp_path, co
     found = read_report(tmp_path / "log.jsonl", model=tmp_path / "run" / "model-best")
     [note] = [note for note in found.runs[0].notes if note.startswith("Annotations that may be wrong are not shown.")]
     assert "Can't read the training texts" in note
+
+
+@registry.readers("suspects-both")
+def both(first: str, second: str):
+    return {"train": Corpus(first), "dev": Corpus(second)}
+
+
+def test_suspects_of_corpora_that_one_function_reads(tmp_path, corpus):
+    config = config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER)
+    files = {"first": str(corpus["train"]), "second": str(corpus["dev"])}
+    config["corpora"] = {"@readers": "suspects-both", **files}
+    run(config, tmp_path / "run")
+    assert len(read_suspects(tmp_path / "run").of("tagger", 1)) == 1
 
 
 def test_suspects_without_a_record_or_corpus_are_refused(tmp_path, corpus):

@@ -419,9 +419,10 @@ def _corpus_of(nlp: Language, *, is_whole: bool = False) -> list[Example]:
     """
     config = nlp.config.interpolate()
     name = config["training"]["train_corpus"]
-    block = config
+    block: Any = config
     for part in name.split("."):
-        block = block[part]
+        block = block.get(part) if isinstance(block, dict) else None
+    block = block if isinstance(block, dict) else {}  # one function may read all corpora
     if "augmenter" in block:
         block["augmenter"] = None
     if is_whole and str(block.get("@readers")).startswith("spacy."):
