@@ -149,7 +149,7 @@ def test_report_does_not_overwrite_what_it_reads(tmp_path):
     for output in (log, tmp_path / "folder" / ".." / "log.html", tmp_path / "link.png"):
         run = report(write(tmp_path / "other.jsonl", rows(3)), log, "--output", output, check=False)
         said = " ".join(run.stderr.split())
-        assert run.returncode == 1 and "it is one of the files to read" in said and "Change --output." in said
+        assert run.returncode == 1 and "it is one of the files to read" in said and "Choose another." in said
     assert log.read_bytes() == before
 
 
