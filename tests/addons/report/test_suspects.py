@@ -252,9 +252,10 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
 
     row = first.row() | {"answer": "accept"}
     assert row["tags"][1] == "VBZ"
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    about_another_word = row | {"tags": [token.tag_ for token in docs[7]]}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(about_another_word)}")
     # Others have the same words, and "VBZ".
-    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (1, 1, 0)
+    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (2, 1, [])
     new = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert [doc[1].tag_ for doc in new] == ["VBZ"] * len(docs)
 
@@ -269,18 +270,21 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
 
 
 def test_what_no_component_learns_stays_in_the_corpus(tmp_path, corpus):
-    config = config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER)
-    run(config, tmp_path / "run")
+    """Nor do texts go that the reader leaves out."""
+    limited = {"corpora__train__limit": 20, "corpora__train__max_length": 4}
+    run(config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER, **limited), tmp_path / "run")
     found = read_suspects(tmp_path / "run")
-    before = [example.reference for example in found.examples]
+    before = [*DocBin(store_user_data=True).from_disk(corpus["train"]).get_docs(found.nlp.vocab)]
+    assert 0 < len(found.examples) < 20
     row = found.of("tagger", 1)[0].row() | {"answer": "accept"}
     del row["heads"], row["deps"]
     row["tags"] = ["NEW"] * len(row["words"])
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    _, n, lost = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
-    assert lost == 0
+    _, n, notes = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
+    assert notes == []
     after = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(found.nlp.vocab)]
     assert n == sum(doc.text == row["text"] for doc in before) == sum(doc[0].tag_ == "NEW" for doc in after)
+    assert len(before) == len(after)
     for old, new in zip(before, after):
         assert [(t.head.i, t.dep_, t.morph) for t in old] == [(t.head.i, t.dep_, t.morph) for t in new]
         assert (old.cats, [*map(str, old.ents)]) == (new.cats, [*map(str, new.ents)])
@@ -293,6 +297,8 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     nlp.initialize(lambda: examples)
     examples[1].reference.set_ents([Span(examples[1].reference, 1, 2, "CITY")])
     examples[0].reference.user_data["id"] = 7
+    DocBin(docs=[one.reference for one in examples], store_user_data=True).to_disk(tmp_path / "train.spacy")
+    nlp.config["paths"]["train"] = str(tmp_path / "train.spacy")
     found = object.__new__(Suspects)
     found.nlp, found.examples, found._kinds = nlp, examples, kinds.kinds_of(nlp, examples)
     person, city = {"start": 0, "end": 4, "label": "PERSON"}, {"start": 16, "end": 22, "label": "CITY"}
@@ -302,7 +308,9 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     ]
     rows.append({"text": "Not there.", "spans": []})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (4, 2, 1)
+    n_rows, n, notes = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
+    assert (n_rows, n) == (4, 2)
+    assert notes == ["Left out, as the corpus lacks them or has them in other words: 1 text."]
     docs = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert docs[0].user_data == {"id": 7}
     assert [[*doc.ents] for doc in docs] == [[], []]  # each row has dropped one of the two of the first text
