@@ -151,17 +151,17 @@ def test_classes_are_judged_by_text_and_heads_are_shown_with_their_words(example
 
 
 def test_words_that_the_tokenizer_cuts_otherwise_have_the_worst_of_their_parts(examples):
-    """What is predicted for a part alone stands nowhere in the annotated text."""
+    """Of two equal predictions, for two parts of a word, the first one stands in the annotated text."""
     cut = Doc(examples[0].predicted.vocab, ["Anna", "likes", "blue", "Lon", "don"], [True, True, True, False, False])
 
     def predict(doc):
-        doc.set_ents([Span(doc, 1, 2, "X"), Span(doc, 3, 4, "Y")])
+        doc.set_ents([Span(doc, *one) for one in ((1, 2, "X"), (3, 4, "Y"), (4, 5, "Y"))])
         return doc
 
     example = Example(cut, examples[0].reference)
     found = suspects_of(kinds.Entities("ents"), [example], [[0.7, 0.0, 0.0, 0.2, 0.9]], predict=predict)
     told = [(one.words, one.said(one.annotated), one.said(one.predicted)) for one in found]
-    assert told == [("London", "CITY", "nothing"), ("Anna", "PERSON", "nothing"), ("likes", "nothing", "X")]
+    assert told == [("London", "CITY", "Y"), ("Anna", "PERSON", "nothing"), ("likes", "nothing", "X")]
 
 
 @pytest.mark.parametrize(("most", "numbers", "n_asked"), [(2, [6, 4], 2), (3, [6, 4, 5], 4)])
@@ -359,7 +359,7 @@ def test_suspects_without_a_record_are_refused(tmp_path, corpus):
 
 def test_corpus_of_suspects_is_what_an_augmenter_reads_and_ends(corpus):
     nlp = toy_pipeline([])
-    nlp.config["paths"] = {name: str(corpus[name]) for name in ("train", "dev")}
+    nlp.config["paths"] |= {name: str(corpus[name]) for name in ("train", "dev")}
     nlp.config["corpora"]["train"]["augmenter"] = LOWER
     assert {example.text[:4] for example in suspects._corpus_of(nlp)} == {"Anna"}
     nlp.config["training"]["max_epochs"] = -1
