@@ -63,7 +63,9 @@ def test_suspects_are_the_hardest_words_with_what_stands_elsewhere(examples):
     told = first.number, first.words, first.said(first.annotated), first.said(first.predicted)
     assert told == (3, "likes", "NN", "VBZ")
     assert first.why == "predicted in 0 of 10 updates; elsewhere VBZ 5x"
-    assert (second.number, second.words, second.why) == (5, "Anna", "predicted in 0 of 10 updates")
+    assert (second.number, second.words, second.why) == (5, "Anna", "predicted in 0 of 10 updates, and at the end")
+    assert (first.context, first.is_as_proposed) == ("Anna [likes] blue London", False)
+    assert (second.context[:12], second.is_as_proposed) == ("[Anna] likes", True)
     [only] = suspects_of(kinds.TokenLabels("tag"), examples, hardness, predict=predict, label="VBZ", most=1)
     assert only.number == 3
 
@@ -122,7 +124,8 @@ def test_words_that_are_mostly_annotated_elsewhere_are_suspects_without_a_predic
 
     found = suspects_of(kinds.Entities("ents"), examples, hardness, predict=predict)
     assert (found[0].number, found[0].words, found[0].said(found[0].proposed)) == (2, "London", "CITY")
-    assert found[0].why == "predicted in 0 of 10 updates; elsewhere CITY 4x"
+    assert found[0].why == "predicted in 0 of 10 updates, and at the end; elsewhere CITY 4x"
+    assert not found[0].is_as_proposed
     assert {one.words for one in found if not one.annotated} == {"London"}
     # What is shown: the proposed one, where nothing is annotated or predicted.
     passages = [one.passage for one in found if one.number == 2]
@@ -143,7 +146,7 @@ def test_classes_are_judged_by_text_and_heads_are_shown_with_their_words(example
     found = suspects_of(kind, examples, hardness, labels=["RED", "BLUE"], predict=predict)
     first, last = found[0], next(one for one in found if one.number == 1)
     assert (first.number, first.words) == (6, examples[5].text.strip())
-    assert (first.why, last.why) == ("predicted in 0 of 10 updates", "predicted in 0 of 0 updates")
+    assert (first.why, last.why) == ("predicted in 0 of 10 updates, and at the end", "predicted in 0 of 0 updates")
     hardness = [[0, 0, 0.5, 0, 0][: len(one)] for one in examples]
     first = suspects_of(kinds.Trees("dep"), examples, hardness, predict=predict)[0]
     assert (first.said(first.annotated), first.said(first.predicted)) == ("amod of London", "dep of Anna")
@@ -266,7 +269,7 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
     assert row["tags"][1] == "VBZ"
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     # Others have the same words, and "VBZ".
-    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (1, 0)
+    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (1, 1, 0)
     new = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert [doc[1].tag_ for doc in new] == ["VBZ"] * len(docs)
 
@@ -289,7 +292,7 @@ def test_what_no_component_learns_stays_in_the_corpus(tmp_path, corpus):
     del row["heads"], row["deps"]
     row["tags"] = ["NEW"] * len(row["words"])
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    n, lost = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
+    _, n, lost = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
     assert lost == 0
     after = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(found.nlp.vocab)]
     assert n == sum(doc.text == row["text"] for doc in before) == sum(doc[0].tag_ == "NEW" for doc in after)
@@ -314,7 +317,7 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     ]
     rows.append({"text": "Not there.", "spans": []})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (2, 1)
+    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (4, 2, 1)
     docs = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert docs[0].user_data == {"id": 7}
     assert [[*doc.ents] for doc in docs] == [[], []]  # each row has dropped one of the two of the first text
