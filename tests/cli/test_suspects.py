@@ -1,10 +1,13 @@
 """`spacy torchopt suspects`, as it is typed: list, write, accept, train again."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from spacy.tokens import DocBin
 from spacy.vocab import Vocab
+
+from thinc_torchopt.cli.suspects import _cells
 
 from ..addons.recorder.test_recorder import recorded
 from ..runs import run
@@ -53,6 +56,12 @@ def test_suspects_are_listed_written_accepted_and_trained_on(trained, tmp_path):
 def test_suspects_of_a_component_or_label_only(trained):
     found = spacy_cli("torchopt", "suspects", trained, "--component", "tagger", "--label", "VBZ", "--most", 2)
     assert found.stdout.count("likes") == 2
+
+
+def test_suspects_have_cells_of_40_letters():
+    texts = {"context": "x" * 40, "annotated": "y" * 41, "proposed": "a\n b", "why": "w"}
+    one = SimpleNamespace(number=1234, score=1.26, said=str, **texts)
+    assert _cells(one) == ["1,234", "x" * 40, "y" * 39 + "…", "a b", "1.3", "w"]
 
 
 @pytest.mark.parametrize(

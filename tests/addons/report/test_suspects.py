@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy
 import pytest
-from spacy.tokens import DocBin, Span
+from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
 
 from thinc_torchopt.addons.report import kinds, suspects
@@ -128,8 +128,9 @@ def test_words_that_are_mostly_annotated_elsewhere_are_suspects_without_a_predic
     assert not found[0].is_as_proposed
     assert {one.words for one in found if not one.annotated} == {"London"}
     # What is shown: the proposed one, where nothing is annotated or predicted.
-    marks = [[(mark.start, mark.label) for mark in one.passage.predicted] for one in found if one.number in (2, 3)]
-    assert marks == [[(15, "CITY")], [], []]
+    passages = [one.passage for one in found if one.number == 2]
+    marks = [[(one.start, one.label) for one in side] for it in passages for side in (it.annotated, it.predicted)]
+    assert marks == [[], [(15, "CITY")], [(0, "PERSON")], []]
 
 
 def test_classes_are_judged_by_text_and_heads_are_shown_with_their_words(examples):
@@ -150,6 +151,20 @@ def test_classes_are_judged_by_text_and_heads_are_shown_with_their_words(example
     first = suspects_of(kinds.Trees("dep"), examples, hardness, predict=predict)[0]
     assert (first.said(first.annotated), first.said(first.predicted)) == ("amod of London", "dep of Anna")
     assert first.why == "predicted in 0 of 10 updates"
+
+
+def test_words_that_the_tokenizer_cuts_otherwise_have_the_worst_of_their_parts(examples):
+    """Of two equal predictions, for two parts of a word, the first one stands in the annotated text."""
+    cut = Doc(examples[0].predicted.vocab, ["Anna", "likes", "blue", "Lon", "don"], [True, True, True, False, False])
+
+    def predict(doc):
+        doc.set_ents([Span(doc, *one) for one in ((1, 2, "X"), (3, 4, "Y"), (4, 5, "Y"))])
+        return doc
+
+    example = Example(cut, examples[0].reference)
+    found = suspects_of(kinds.Entities("ents"), [example], [[0.7, 0.0, 0.0, 0.2, 0.9]], predict=predict)
+    told = [(one.words, one.said(one.annotated), one.said(one.predicted)) for one in found]
+    assert told == [("London", "CITY", "Y"), ("Anna", "PERSON", "nothing"), ("likes", "nothing", "X")]
 
 
 @pytest.mark.parametrize(("most", "numbers", "n_asked"), [(2, [6, 4], 2), (3, [6, 4, 5], 4)])
@@ -355,9 +370,9 @@ def test_suspects_without_a_record_are_refused(tmp_path, corpus):
 
 def test_corpus_of_suspects_is_what_an_augmenter_reads_and_ends(corpus):
     nlp = toy_pipeline([])
-    nlp.config = config = nlp.config
-    config["corpora"]["train"] |= {"path": str(corpus["train"]), "augmenter": LOWER}
+    nlp.config["paths"] |= {name: str(corpus[name]) for name in ("train", "dev")}
+    nlp.config["corpora"]["train"]["augmenter"] = LOWER
     assert {example.text[:4] for example in suspects._corpus_of(nlp)} == {"Anna"}
-    config["training"]["max_epochs"] = -1
+    nlp.config["training"]["max_epochs"] = -1
     with pytest.raises(ConfigError, match="max_epochs is -1"):
         suspects._corpus_of(nlp)
