@@ -41,7 +41,7 @@ def test_suspects_are_listed_written_accepted_and_trained_on(trained, tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     new = tmp_path / "corpus.spacy"
     again = spacy_cli("torchopt", "suspects", trained, "--output", tmp_path / "rows.jsonl", check=False)
-    assert "rows.jsonl': it has 2 answers. Give another name." in again.stderr
+    assert "rows.jsonl': it has 3 answers. Give another name." in again.stderr
     found = spacy_cli("torchopt", "suspects", trained, "--accepted", tmp_path / "rows.jsonl", "--output", new)
     otherwise = sum(doc[0].tag_ == "NEW" for doc in DocBin().from_disk(new).get_docs(Vocab()))
     assert f"Saved the corpus to {new}: 2 accepted rows, {otherwise} texts annotated otherwise." in found.stdout

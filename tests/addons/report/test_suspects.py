@@ -286,11 +286,11 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
 
 def test_what_no_component_learns_stays_in_the_corpus(tmp_path, corpus):
     """Nor do texts go that the reader leaves out."""
-    limited = {"corpora__train__limit": 20, "corpora__train__max_length": 4}
-    run(config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER, **limited), tmp_path / "run")
+    config = config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER, corpora__train__limit=20)
+    run(config, tmp_path / "run")
     found = read_suspects(tmp_path / "run")
     before = [*DocBin(store_user_data=True).from_disk(corpus["train"]).get_docs(found.nlp.vocab)]
-    assert 0 < len(found.examples) < 20
+    assert len(found.examples) == 20 < len(before)
     row = found.of("tagger", 1)[0].row() | {"answer": "accept"}
     del row["heads"], row["deps"]
     row["tags"] = ["NEW"] * len(row["words"])
@@ -313,7 +313,9 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     examples[1].reference.set_ents([Span(examples[1].reference, 1, 2, "CITY")])
     examples[0].reference.user_data["id"] = 7
     DocBin(docs=[one.reference for one in examples], store_user_data=True).to_disk(tmp_path / "train.spacy")
-    nlp.config["paths"]["train"] = str(tmp_path / "train.spacy")
+    config = nlp.config
+    config["corpora"]["train"]["path"] = config["corpora"]["dev"]["path"] = str(tmp_path / "train.spacy")
+    nlp.config = config
     found = object.__new__(Suspects)
     found.nlp, found.examples, found._kinds = nlp, examples, kinds.kinds_of(nlp, examples)
     person, city = {"start": 0, "end": 4, "label": "PERSON"}, {"start": 16, "end": 22, "label": "CITY"}
