@@ -287,7 +287,7 @@ def read(tmp_path, content, name="texts", **settings):
         (lines([{**TEXT, "stars": 3}]), "Not used: stars (1)."),
         (
             lines([{"text": "a", "spans": []}, {"text": "b", "answer": "reject"}]),
-            "Texts that the annotator rejected or ignored: 1",
+            'Texts whose "answer" is not "accept": 1',
         ),
         (lines([{"words": ["a"], "tags": ["X", "Y"]}, TEXT]), "Texts whose annotations don't fit them: 1 ('line 1: "),
         (lines([{**TEXT, "label": [[0, 4, "A"], [0, 9, "B"]]}]), "doc.spans['sc']"),

@@ -37,6 +37,8 @@ from .labels import shown
 _OF_RARITY: Final = 0.3
 # When an annotation was learned.
 WHEN: Final = ("early", "late", "never")
+# Words shown on each side of a suspect.
+_AROUND: Final = 4
 # Settings of spaCy's readers with which they give every text, in one piece.
 _ALL: Final = {"limit": 0, "max_length": 0, "min_length": 0, "gold_preproc": False}
 # Texts that the pipeline is asked about at once.
@@ -78,6 +80,19 @@ class Suspect:
         return self.example.reference[self.start : self.end].text
 
     @property
+    def context(self) -> str:
+        """The same in brackets, with some words around them. Of categories: the text."""
+        doc, start, end = self.example.reference, self.start, self.end
+        if end - start == len(doc):
+            return self.words
+        return f"{doc[max(0, start - _AROUND) : start]} [{self.words}] {doc[end : end + _AROUND]}".strip()
+
+    @property
+    def is_as_proposed(self) -> bool:
+        """Whether nothing else is proposed: it was hard to learn, but the trained pipeline predicts it."""
+        return self.annotated.keys() == set(self.proposed)
+
+    @property
     def proposed(self) -> list[Item]:
         """The annotation that may be right: the predicted one; if that is annotated, the usual one of these words."""
         if self.predicted.keys() != self.annotated.keys() or not self.elsewhere:
@@ -92,6 +107,8 @@ class Suspect:
         counts = ((one, n) for one, n in self.elsewhere.most_common() if n and one not in labels)
         others = [f"{shown(one) or 'nothing'} {n:,}x" for one, n in counts]
         told = f"predicted in {self.hits} of {self.updates} updates"
+        if self.hits < self.updates and self.predicted.keys() == self.annotated.keys():
+            told += ", and at the end"
         return f"{told}; elsewhere {', '.join(others[:2])}" if others else told
 
     @property
@@ -130,7 +147,8 @@ class Suspect:
                 row[key] = words[name]
         if doc.cats:
             row["cats"] = doc.cats
-        meta = {"text": self.number, "component": self.component, "words": self.words, "score": round(self.score, 3)}
+        meta: dict[str, Any] = {"text": self.number, "component": self.component, "words": self.words}
+        meta |= {"context": self.context, "score": round(self.score, 3)}
         meta |= {"annotated": self.said(self.annotated), "proposed": self.said(self.proposed), "why": self.why}
         return row | {"answer": "ignore", "meta": meta}
 
@@ -345,13 +363,14 @@ class Suspects:
                 costs[i] += one.cost(i)
         return heapq.nlargest(most, costs.items(), key=lambda one: one[1])
 
-    def replace(self, accepted: Path, path: Path) -> tuple[int, list[str]]:
+    def replace(self, accepted: Path, path: Path) -> tuple[int, int, list[str]]:
         """Write the corpus with the annotations of a file for the texts with the same words. What no component of the
         pipeline learns stays. Of several rows of a text, each puts its own change there. A row of `Suspect` changes no
         annotations that differ from those that it was made from.
 
         accepted (Path): In any form that `init` reads. path (Path): The new file, in spaCy's format.
-        RETURNS (tuple): The texts that have other annotations now; and what was left out, in words.
+        RETURNS (tuple): The rows that were accepted; the texts that have other annotations now; and what was left
+            out, in words.
         """
         given: dict[str, list[tuple[Doc, Doc | None]]] = defaultdict(list)
         accepted_docs, told = read_docs(self.nlp, accepted)
@@ -380,7 +399,7 @@ class Suspects:
             notes.append(f"Rows of one text contradict each other, and not all are put there: {count(n_lost, 'text')}.")
         if lost := len(given) - len(found):
             notes.append(f"Left out, as the corpus lacks them or has them in other words: {count(lost, 'text')}.")
-        return n_changed, notes
+        return sum(map(len, given.values())), n_changed, notes
 
     def _made_from(self, new: Doc, meta: Any) -> Doc | None:
         """The text of the corpus that a row of `Suspect` was made from. None: it is another row."""
@@ -406,7 +425,8 @@ def read_suspects(folder: Path) -> Suspects:
         raise ConfigError(
             f"Can't look for wrong annotations in '{folder}': expected the folder of a training with '{FOLDER}' and "
             "model-best, found another. Add [training.optimizer.recorder] with @misc = "
-            '"thinc-torchopt.Recorder.v1" to the config, train, and give the folder of --output.'
+            '"thinc-torchopt.Recorder.v1" to the config, train, and give the folder of --output. If the config has it, '
+            "the run in this folder was finished without it: train with another --output."
         )
     return Suspects(folder, load(models[0]))
 

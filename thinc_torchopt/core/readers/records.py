@@ -53,7 +53,7 @@ def read_record(record: Mapping[str, Any], place: str, file: File | None = None)
             row.words, row.spaces = words if words[1] is not None and len(words[0]) == len(row.words) else (None, None)
     answer = record.get("answer", "accept")
     if answer != "accept":
-        row.left_out = "Texts that the annotator rejected or ignored"
+        row.left_out = 'Texts whose "answer" is not "accept"'
     for key in _ANNOTATIONS:
         if record.get(key) is not None:
             _read_value(row, key, record[key], file)
