@@ -142,7 +142,9 @@ def test_listening_leaves_the_models_as_they_were():
 
 
 def test_recorder_changes_no_weight_and_records_every_text(tmp_path, corpus):
+    """Also in the steps behind the last evaluation."""
     changes = {"parser": True, "training__accumulate_gradient": 2}
+    changes |= {"training__max_steps": 0, "training__max_epochs": 2, "training__eval_frequency": 4}
     tagger = config_for(tmp_path, corpus)["components"]["tagger"]
     changes |= {"components__tagger": None, "components__tägger+": tagger}
     changes |= {"nlp__pipeline": ["tok2vec", "tägger+", "parser"], "training__score_weights": {"tag_acc": 1.0}}
@@ -152,8 +154,10 @@ def test_recorder_changes_no_weight_and_records_every_text(tmp_path, corpus):
     record = Record.from_disk(tmp_path / "with")
     nlp = spacy.load(tmp_path / "with" / "model-last")
     docs = [*DocBin().from_disk(corpus["train"]).get_docs(nlp.vocab)]
-    keys = {digest(Example(nlp.make_doc(doc.text), doc)) for doc in docs}
-    assert {name: texts.keys() for name, texts in record.units.items()} == {"tägger+": keys, "parser": keys}
+    keys = [digest(Example(nlp.make_doc(doc.text), doc)) for doc in docs]
+    assert {name: texts.keys() for name, texts in record.units.items()} == {"tägger+": {*keys}, "parser": {*keys}}
+    updates = {key: int(units["updates"].max()) for key, units in record.units["tägger+"].items()}
+    assert updates == {key: 2 * keys.count(key) for key in keys}
 
 
 def test_recorder_of_a_resumed_run_writes_the_same_file(tmp_path, corpus):

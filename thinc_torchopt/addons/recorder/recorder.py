@@ -20,7 +20,7 @@ from ...core.log import inform
 from ...core.params import trainable_components, unescape
 from ...core.record import Digest, Record, digest
 from ...core.state import advice_on
-from ...loop.events import Control, Evaluate, OptimizerStep, Save, StepEnd, TrainBegin
+from ...loop.events import Control, Evaluate, OptimizerStep, Save, StepEnd, TrainBegin, TrainEnd
 from ...loop.run import Run
 from .signals import Signal, is_recorded, listening
 
@@ -121,6 +121,9 @@ class RunRecorder:
 
     def on_save(self, event: Save, control: Control) -> None:
         self._write()
+
+    def on_train_end(self, event: TrainEnd, control: Control) -> None:
+        self._write()  # the steps since the last evaluation
 
     def _write(self) -> None:
         self._merge()
