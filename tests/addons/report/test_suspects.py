@@ -304,6 +304,9 @@ def test_what_no_component_learns_stays_in_the_corpus(tmp_path, corpus):
     for old, new in zip(before, after):
         assert [(t.head.i, t.dep_, t.morph) for t in old] == [(t.head.i, t.dep_, t.morph) for t in new]
         assert (old.cats, [*map(str, old.ents)]) == (new.cats, [*map(str, new.ents)])
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"cats": {"RDE": 1.0}}))
+    with pytest.raises(ConfigError, match="expected categories of the corpus, BLUE and RED, found RDE"):
+        found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
 
 
 def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):

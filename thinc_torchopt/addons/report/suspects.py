@@ -28,7 +28,7 @@ from ...core.kinds import kind_in
 from ...core.readers import read_docs
 from ...core.record import FOLDER, Record, digest, hardness_of
 from ...core.state import replacing
-from ...core.words import count
+from ...core.words import count, listed
 from .errors import Passage, load, passages_of
 from .kinds import Categories, Item, Items, Kind, Place, TokenLabels, Trees, kinds_of
 from .labels import shown
@@ -371,6 +371,7 @@ class Suspects:
         accepted (Path): In any form that `init` reads. path (Path): The new file, in spaCy's format.
         RETURNS (tuple): The rows that were accepted; the texts that have other annotations now; and what was left
             out, in words.
+        RAISES (ConfigError): It can't be read, or has categories that the corpus lacks.
         """
         given: dict[str, list[tuple[Doc, Doc | None]]] = defaultdict(list)
         accepted_docs, told = read_docs(self.nlp, accepted)
@@ -378,6 +379,13 @@ class Suspects:
             given[new.text].append((new, self._made_from(new, row.meta)))
         # Texts that the training has left out or cut stay in the corpus.
         references = [example.reference for example in _corpus_of(self.nlp, is_whole=True)]
+        known = {name for reference in references for name in reference.cats}
+        unknown = {name for new in accepted_docs for name in new.cats} - known
+        if known and unknown:
+            raise ConfigError(
+                f"Can't use '{accepted}': expected categories of the corpus, {listed(sorted(known))}, found "
+                f"{listed(sorted(unknown))}. Correct the rows."
+            )
         docs, n_changed, n_lost, found = [reference.copy() for reference in references], 0, 0, set()
         for doc, reference in zip(docs, references):
             put: list[tuple[Kind, set[Item]]] = []
