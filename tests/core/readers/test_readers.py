@@ -399,7 +399,7 @@ def test_readers_of_spacys_older_forms(tmp_path):
     [
         ("just a text", "expected texts with annotations in a form that is known, found 'just a text'. The nearest: "),
         ('[{"txt": "a", "ner_tags": 1}]', "found the keys 'ner_tags', 'txt'. The nearest: JSON objects"),
-        ("", "found ''"),
+        ("", "found an empty file"),
         ("[]", "found '[]'"),
         ("5", "found '5'"),
         (b"\0" * 99, "found a byte at 98 that is not"),

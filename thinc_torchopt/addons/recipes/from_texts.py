@@ -223,11 +223,11 @@ def blank_pipeline(lang: str, paths: Mapping[str, str | None], *, like: Language
     except ImportError as error:
         if "[E048]" in str(error):
             raise ConfigError(
-                f"Can't make a config for --lang {lang}: spaCy has no language of that code. They are listed in "
+                f"Can't use --lang {lang}: spaCy has no language of that code. They are listed in "
                 "https://spacy.io/usage/models#languages; xx is for any or several."
             ) from error
         found = " ".join(str(error).split())
-        raise ConfigError(f"Can't make a config for --lang {lang}: its tokenizer says: {found}") from error
+        raise ConfigError(f"Can't use --lang {lang}: its tokenizer says: {found}") from error
 
 
 def languages_of(examples: Iterable[Example]) -> Counter[str]:

@@ -121,6 +121,8 @@ def _no_form(file: File) -> str:
     looked = [form for form in FORMS[1:] if form.of_values == bool(file.records)]
     nearest = sorted(looked, key=lambda form: -sum(key in form.wants for key in keys))[:3]
     found = f"the keys {', '.join(sorted(keys)[:8])}" if file.records and keys else repr(here.strip()[:60])
+    if not here.strip():
+        found = "an empty file"
     return (
         f"Can't read '{file.path}': expected texts with annotations in a form that is known, found {found}. The "
         f"nearest: {'; '.join(f'{form.name} ({form.wants})' for form in nearest)}. All of them: "
