@@ -68,6 +68,7 @@ def test_suspects_have_cells_of_40_letters():
     ("arguments", "said"),
     [
         (("--component", "ner"), "Can't show 'ner': expected one of tagger, which were recorded."),
+        (("--label", "VBX"), "Can't show 'VBX': no annotation or prediction with this label was recorded."),
         (("--output", "x.txt"), "Can't write 'x.txt': expected --output with a name that ends in .jsonl."),
         (("--accepted", __file__), "expected --output with a name that ends in .spacy."),
         (

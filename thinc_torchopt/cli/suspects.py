@@ -71,6 +71,8 @@ def suspects(
             rows += (shown := found.of(name, most, label))
             console.print(f"{name}:", markup=False)
             print_table(console, _HEADERS, [_cells(one) for one in shown], numbers=["text", "score"])
+        if label is not None and not rows:
+            raise ConfigError(f"Can't show '{label}': no annotation or prediction with this label was recorded.")
         if output_path is not None:
             write_text(output_path, "".join(f"{json.dumps(one.row(), ensure_ascii=False)}\n" for one in rows))
     print_notes(console, list(found.notes))

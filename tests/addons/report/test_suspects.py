@@ -7,7 +7,8 @@ from collections import Counter
 import numpy
 import pytest
 from spacy.tokens import Doc, DocBin, Span
-from spacy.training import Example
+from spacy.training import Corpus, Example
+from spacy.util import registry
 
 from thinc_torchopt.addons.report import kinds, suspects
 from thinc_torchopt.addons.report.report import read_report
@@ -324,13 +325,19 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
         for i, spans in ((0, [city]), (0, [person]), (1, []))
     ]
     rows.append({"text": "Not there.", "spans": []})
+    for end in (10, 14):  # "Anna likes", "Anna likes red"
+        rows.append(rows[2] | {"spans": [{"start": 0, "end": end, "label": "PERSON"}]})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     n_rows, n, notes = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
-    assert (n_rows, n) == (4, 2)
-    assert notes == ["Left out, as the corpus lacks them or has them in other words: 1 text."]
+    assert (n_rows, n) == (6, 2)
+    assert notes == [
+        "Rows of one text contradict each other, and not all are put there: 1 text.",
+        "Left out, as the corpus lacks them or has them in other words: 1 text.",
+    ]
     docs = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert docs[0].user_data == {"id": 7}
-    assert [[*doc.ents] for doc in docs] == [[], []]  # each row has dropped one of the two of the first text
+    # Each row has dropped one of the two of the first text; the last one of the second holds.
+    assert [[str(ent) for ent in doc.ents] for doc in docs] == [[], ["Anna likes red"]]
 
 
 def test_a_head_that_would_close_a_circle_is_not_put_there(examples):
@@ -356,6 +363,19 @@ def test_report_of_a_corpus_that_has_moved_is_made_without_suspects(tmp_path, co
     found = read_report(tmp_path / "log.jsonl", model=tmp_path / "run" / "model-best")
     [note] = [note for note in found.runs[0].notes if note.startswith("Annotations that may be wrong are not shown.")]
     assert "Can't read the training texts" in note
+
+
+@registry.readers("suspects-both")
+def both(first: str, second: str):
+    return {"train": Corpus(first), "dev": Corpus(second)}
+
+
+def test_suspects_of_corpora_that_one_function_reads(tmp_path, corpus):
+    config = config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER)
+    files = {"first": str(corpus["train"]), "second": str(corpus["dev"])}
+    config["corpora"] = {"@readers": "suspects-both", **files}
+    run(config, tmp_path / "run")
+    assert len(read_suspects(tmp_path / "run").of("tagger", 1)) == 1
 
 
 def test_suspects_without_a_record_are_refused(tmp_path, corpus):

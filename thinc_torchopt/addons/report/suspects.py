@@ -378,8 +378,9 @@ class Suspects:
             given[new.text].append((new, self._made_from(new, row.meta)))
         # Texts that the training has left out or cut stay in the corpus.
         references = [example.reference for example in _corpus_of(self.nlp, is_whole=True)]
-        docs, changed, found = [reference.copy() for reference in references], set(), set()
-        for i, (doc, reference) in enumerate(zip(docs, references)):
+        docs, n_changed, n_lost, found = [reference.copy() for reference in references], 0, 0, set()
+        for doc, reference in zip(docs, references):
+            put: list[tuple[Kind, set[Item]]] = []
             for new, base in (pair for pair in given.get(doc.text, ()) if len(pair[0]) == len(doc)):
                 found.add(doc.text)
                 for kind, names in self._kinds:
@@ -388,13 +389,17 @@ class Suspects:
                     )
                     if items != old == before and kind_in(self.nlp, names[0]).has(new):
                         kind.put(doc, [*(old - items)], [*(items - old)])
-                        changed.add(i)
+                        put.append((kind, items - old))
+            n_changed += bool(put)
+            n_lost += any(there - kind.compare(Example(doc, doc))[0].keys() for kind, there in put)
         with replacing(path) as unfinished:
             DocBin(docs=docs, store_user_data=True).to_disk(unfinished)
         notes = [*told.misfits.lines()]
+        if n_lost:
+            notes.append(f"Rows of one text contradict each other, and not all are put there: {count(n_lost, 'text')}.")
         if lost := len(given) - len(found):
             notes.append(f"Left out, as the corpus lacks them or has them in other words: {count(lost, 'text')}.")
-        return sum(map(len, given.values())), len(changed), notes
+        return sum(map(len, given.values())), n_changed, notes
 
     def _made_from(self, new: Doc, meta: Any) -> Doc | None:
         """The text of the corpus that a row of `Suspect` was made from. None: it is another row."""
@@ -434,9 +439,10 @@ def _corpus_of(nlp: Language, *, is_whole: bool = False) -> list[Example]:
     """
     config = nlp.config.interpolate()
     name = config["training"]["train_corpus"]
-    block = config
+    block: Any = config
     for part in name.split("."):
-        block = block[part]
+        block = block.get(part) if isinstance(block, dict) else None
+    block = block if isinstance(block, dict) else {}  # one function may read all corpora
     if "augmenter" in block:
         block["augmenter"] = None
     if is_whole and str(block.get("@readers")).startswith("spacy."):
