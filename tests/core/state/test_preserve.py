@@ -820,9 +820,7 @@ def test_preserve_optimizer_state_refuses_what_it_cannot_do():
         preserve_optimizer_state(torch.optim.LBFGS(model.parameters()), model, model)
     with pytest.raises(ConfigError, match=r"on_growth to be one of \['mean', 'zero'\], found 'median'"):
         preserve_optimizer_state(optimizer, model, model, on_growth="median")
-    with pytest.raises(
-        ConfigError, match=r"'new_params_warmup' in .* of at least 0, found -1"
-    ):
+    with pytest.raises(ConfigError, match=r"'new_params_warmup' in .* of at least 0, found -1"):
         preserve_optimizer_state(optimizer, model, model, new_params_warmup=-1)
 
 
