@@ -407,17 +407,14 @@ def _other_form(found: ParamRow, example: Mapping[str, Any]) -> str | None:
     """
     for name, expected in example.items():
         value = found.state[name]
-        if isinstance(expected, int):
+        if not isinstance(expected, torch.Tensor):
             fits = type(value) is type(expected) and value >= 0  # a number of steps, or a flag
-        elif not isinstance(expected, torch.Tensor):
-            fits = isinstance(value, (int, float)) or not isinstance(expected, float)
         elif not isinstance(value, torch.Tensor):
             fits = False
         elif expected.numel() == 1:
             fits = value.numel() == 1
         else:
-            of_size_2 = tuple(expected.shape) == (2,) * len(found.shape)
-            fits = list(value.shape) == found.shape or not of_size_2
+            fits = list(value.shape) == found.shape or tuple(expected.shape) != (2,) * len(found.shape)
         if not fits:
             return name
     return None
