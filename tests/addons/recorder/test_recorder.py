@@ -188,14 +188,13 @@ def update(recorder, nlp, examples):
 def test_recorder_adds_what_all_processes_saw(tmp_path):
     nlp, examples = ready_pipeline(["tagger"])
     other = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
-    update(other, nlp, examples[6:8])
+    update(other, nlp, examples[:1])
     theirs = other._read()
     ranks = SimpleNamespace(writes=True, size=2, gather=lambda value: [value, theirs])
     recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp, ranks))
-    update(recorder, nlp, examples[:2])
+    update(recorder, nlp, examples[1:2])
     recorder.on_step_end(None, None)
-    keys = {digest(one) for one in (*examples[:2], *examples[6:8])}
-    assert recorder.state_dict()["components"]["tagger"]["digests"].shape[0] == len(keys)
+    assert {*recorder._record.units["tagger"]} == {digest(one) for one in examples[:2]}
 
 
 def test_recorder_writes_at_evaluations_and_saves_in_one_process(tmp_path, caplog):
