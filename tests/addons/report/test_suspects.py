@@ -353,6 +353,18 @@ def test_a_head_that_would_close_a_circle_is_not_put_there(examples):
     assert (doc[3].head.i, doc[3].dep_) == (3, "ROOT")
 
 
+def test_sentences_of_trees_change_with_them_alone(examples):
+    """spaCy refuses other ones."""
+    doc, both = examples[1].reference.copy(), [kinds.Trees("dep"), kinds.Spans("sents", "sentence")]
+    other = doc.copy()
+    both[0].put(other, [], [kinds.Item("root", "root", 3, 4, 3)])
+    for kind in [*reversed(both), *both]:
+        old, new = (kind.compare(Example(one, one))[0].keys() for one in (doc, other))
+        kind.put(doc, [*(old - new)], [*(new - old)])
+    assert [(sent.start, sent.end) for sent in doc.sents] == [(sent.start, sent.end) for sent in other.sents]
+    assert len([*doc.sents]) == 2
+
+
 def test_report_of_a_corpus_that_has_moved_is_made_without_suspects(tmp_path, corpus):
     shutil.copy(corpus["train"], tmp_path / "train.spacy")
     config = config_for(

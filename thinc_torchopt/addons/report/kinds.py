@@ -271,6 +271,8 @@ class Spans(Kind):
             kept = [one for one in self._spans(doc) if (one.start, one.end, one.label_) not in gone]
             doc.spans[self._group] = [*kept, *(Span(doc, *item[2:4], label=item.label) for item in new)]
             return
+        if doc.has_annotation("DEP"):  # then they are those of the trees
+            return
         for items, value in ((old, False), (new, True)):
             for item in items:
                 doc[item.start].is_sent_start = value
