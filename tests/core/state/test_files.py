@@ -173,13 +173,8 @@ def test_files_refuse_what_a_stranger_made(tmp_path):
     for text in texts:
         write_folder(tmp_path / "state", TREE)
         (tmp_path / "state" / VALUES).write_text(text)
-        parts = {
-            name: {
-                "bytes": (tmp_path / "state" / name).stat().st_size,
-                "crc32": files.crc32_of(tmp_path / "state" / name),
-            }
-            for name in (TENSORS, VALUES)
-        }
+        paths = [tmp_path / "state" / name for name in (TENSORS, VALUES)]
+        parts = {path.name: {"bytes": path.stat().st_size, "crc32": files.crc32_of(path)} for path in paths}
         crc32 = zlib.crc32(json.dumps(parts).encode())
         (tmp_path / "state" / MANIFEST).write_text(json.dumps({"files": parts, "crc32": crc32}))
         with pytest.raises(StateError, match="Can't read"):
