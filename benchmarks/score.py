@@ -124,7 +124,13 @@ TASKS = {
     "brands-spans": Task(("spancat",), "efficiency", "fashion-brands", has_chosen=True, prepare=as_spans),
     "brands": Task(("ner",), "efficiency", "fashion-brands"),
     "ewt": Task(("tagger", "parser"), "efficiency", _EWT, has_test=True, has_chosen=True),
-    "ewt-morph": Task(("tagger", "morphologizer", "trainable_lemmatizer", "parser"), "efficiency", _EWT, has_test=True),
+    "ewt-morph": Task(
+        ("tagger", "morphologizer", "trainable_lemmatizer", "parser"),
+        "efficiency",
+        _EWT,
+        has_test=True,
+        has_chosen=True,  # its texts are those of ewt
+    ),
     "spancat": Task(("spancat",), "efficiency", "food", prepare=as_spans, has_chosen=True),
     "cooking": Task(("textcat_multilabel",), "efficiency", "cooking", "bow", prepare=short_dev),
     "genres": Task(("textcat_multilabel",), "efficiency", _EWT, "bow", has_chosen=True, prepare=with_genres),

@@ -452,10 +452,16 @@ def lesson_tags() -> tuple[list[Any], list[Any], list[Any]]:
     return train[::2], train[1::2], docs_of("ud-english-ewt-dev")
 
 
+def lesson_wnut17() -> tuple[list[Any], list[Any], list[Any]]:
+    """The texts of dev are unlabelled: new ones of the same kind. Test is judged."""
+    return docs_of("wnut17-train"), docs_of("wnut17-dev"), docs_of("wnut17-test")
+
+
 LESSONS = {
     "taught-food": Lesson("ner", "ents_f", lesson_food, 60, 1200, 400),
     "taught-cooking": Lesson("textcat_multilabel", "cats_score", lesson_posts, 200, 1000, 300),
     "taught-tags": Lesson("tagger", "tag_acc", lesson_tags, 0, 2400, 600),
+    "taught-wnut17": Lesson("ner", "ents_f", lesson_wnut17, 60, 1200, 800),
 }
 TRANSFORMER = "trf"
 
@@ -565,6 +571,8 @@ PLAN = [
     *product(["taught-cooking"], ["alone", "share4", "share2", "share1"], [0, 1, 2]),
     *product(["taught-tags"], [TRANSFORMER], [0]),
     *product(["taught-tags"], ["alone", "share1"], [0, 1, 2]),
+    *product(["taught-wnut17"], [TRANSFORMER], [0]),
+    *product(["taught-wnut17"], ["alone", "share1"], [0, 1, 2]),
 ]
 
 
@@ -638,6 +646,7 @@ HEADS = {
     "taught-food": "food, F",
     "taught-cooking": "cooking, AUC",
     "taught-tags": "tags, accuracy",
+    "taught-wnut17": "wnut17, F",
 }
 BEGIN, END = "<!-- Written by `python benchmarks/teacher.py report`. -->\n", "<!-- End of the generated part. -->"
 

@@ -31,10 +31,8 @@ def test_configs_resolve_fill_and_come_back_the_same(name, corpus, trained):
     resolved = spacy.registry.resolve({"optimizer": again["training"]["optimizer"]})["optimizer"]
     assert isinstance(resolved, TorchOptimizer)
     if nlp is not None:
-        assert (
-            spacy.registry.resolve(again["training"], schema=ConfigSchemaTraining)["optimizer"].learn_rate
-            == resolved.learn_rate
-        )
+        told = spacy.registry.resolve(again["training"], schema=ConfigSchemaTraining)["optimizer"].learn_rate
+        assert told == resolved.learn_rate
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TRANSFORMERS])

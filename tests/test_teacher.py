@@ -34,6 +34,5 @@ def test_teacher_knows_its_rows(teacher, args, said, monkeypatch, capsys):
 
 def test_teacher_has_a_name_for_each_row_that_it_plans(teacher):
     for task, row, _ in teacher.PLAN:
-        assert (
-            row in (teacher.LESSON_NAMES if task in teacher.LESSONS else teacher.LABEL_NAMES) and task in teacher.HEADS
-        )
+        assert row in (teacher.LESSON_NAMES if task in teacher.LESSONS else teacher.LABEL_NAMES)
+        assert task in teacher.HEADS

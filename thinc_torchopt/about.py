@@ -1,2 +1,2 @@
 __title__ = "thinc-torchopt"
-__version__ = "0.2.0"
+__version__ = "0.3.0"

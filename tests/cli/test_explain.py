@@ -173,9 +173,8 @@ def test_explain_privacy(corpus):
         target_epsilon=8.0, target_delta=1e-5, sample_rate=5 / n, steps=1001, accountant="rdp"
     )
     assert f"{n} examples, batches of 5 on average" in found["Privacy"]
-    assert (
-        f"noise multiplier {noise:.4g}, delta 1e-05; 1," in found["Privacy"] and "reach epsilon 8" in found["Privacy"]
-    )
+    assert f"noise multiplier {noise:.4g}, delta 1e-05; 1," in found["Privacy"]
+    assert "reach epsilon 8" in found["Privacy"]
     assert "in no batch" not in found["Note"] and "seed = null" in found["Note"]
 
 

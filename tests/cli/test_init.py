@@ -239,12 +239,8 @@ def test_init_adds_the_section_and_those_above_it(tmp_path):
         _, new = run(text, "fine-tune", tmp_path)
         assert given(new) == given(text) and outside(new) == outside(text)
         optimizer = resolved(new)
-        assert (decay_of(optimizer), optimizer.learn_rate, optimizer.grad_clip, optimizer.averages) == (
-            0.01,
-            0.001,
-            1.0,
-            {},
-        )
+        told = decay_of(optimizer), optimizer.learn_rate, optimizer.grad_clip, optimizer.averages
+        assert told == (0.01, 0.001, 1.0, {})
     without = '[nlp]\nlang = "en"\npipeline = []'
     _, new = run(without, "fine-tune", tmp_path)
     assert new.startswith(f"{without}\n\n[training]\n\n[training.optimizer]\n")
@@ -400,10 +396,8 @@ def test_init_fine_tune_with_a_transformer(tmp_path):
     small = '[training.optimizer]\n@optimizers = "Adam.v1"\n\n[training.optimizer.learn_rate]\n@schedules = '
     small += '"warmup_linear.v1"\ninitial_rate = 0.00004\nwarmup_steps = 10\ntotal_steps = 100\n\n'
     _, block, _ = fine_tuned(ENCODED.replace("{}", small), tmp_path)
-    assert block["param_groups"] == {
-        "heads": {"params": ["tagger/*"], "lr_scale": 25.0},
-        "encoder": {"params": ["tok2vec/*"]},
-    }
+    told = block["param_groups"]
+    assert told == {"heads": {"params": ["tagger/*"], "lr_scale": 25.0}, "encoder": {"params": ["tok2vec/*"]}}
     assert block["layer_decay"] == {"tok2vec/*": 0.9} and block["skip_decay"] == "bias_and_norm"
     assert block["learn_rate"]["initial_rate"] == 0.00004
     # With a rate for what is new it is the transformer's that is another.
@@ -689,12 +683,8 @@ def test_init_best_sets_rate_and_end(tmp_path):
     assert max(rates) == pytest.approx(block["learn_rate"]["initial_rate"]) == rates[150]
     assert block["clip_by"] == "param" and block["use_averages"] is False
     assert block["averages"] == {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.9667}  # of 30 updates: 5% of 600
-    assert block["algorithm"] == {
-        "@torch_optimizers": "torch.AdamW.v1",
-        "betas": [0.8, 0.99],
-        "eps": 1e-08,
-        "weight_decay": 0.02,
-    }
+    found = block["algorithm"]
+    assert found == {"@torch_optimizers": "torch.AdamW.v1", "betas": [0.8, 0.99], "eps": 1e-08, "weight_decay": 0.02}
 
 
 def test_init_best_replaces_other_averages(tmp_path):
@@ -869,7 +859,7 @@ def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.MOST", 7)
     monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.LEAST", 1)
     draft, new = run(OWN, "best", tmp_path)
-    assert Config().from_str(new)["training"]["max_steps"] == 7 and "at most 7" in " ".join(draft.changes)
+    assert Config().from_str(new)["training"]["max_steps"] == 7 and "the maximum is 7" in " ".join(draft.changes)
 
 
 @pytest.mark.parametrize(
@@ -907,7 +897,7 @@ def test_init_best_says_what_to_do_with_a_stream(tmp_path):
 
 
 def test_init_best_by_kind_of_pipeline(tmp_path):
-    """And by the words of a batch: four times as many, twice the rate."""
+    """And by the words of a batch, but for bags of words: four times as many, twice the rate."""
     peaks = {}
     for pipeline, what in (("textcat", "bags of words"), ("tagger", "from scratch")):
         for size in (100, 400):
@@ -917,9 +907,10 @@ def test_init_best_by_kind_of_pipeline(tmp_path):
             draft, new = run(config.to_str(), "best", tmp_path)
             assert what in " ".join(draft.changes)
             peaks[pipeline, size] = block_of(new)["learn_rate"]["initial_rate"]
-    assert peaks["textcat", 100] > peaks["tagger", 100]
     # Batches are no sharp measure: the last of an epoch has what is left. Rates are written to two digits.
     assert peaks["tagger", 400] / peaks["tagger", 100] == pytest.approx(2.0, rel=0.15)
+    assert peaks["tagger", 400] == pytest.approx(0.002, rel=0.15)  # as measured
+    assert peaks["textcat", 100] == peaks["textcat", 400] == 0.003
 
 
 COMPOUNDING = {"@schedules": "compounding.v1", "start": 100, "stop": 1000, "compound": 1.001, "t": 0.0}

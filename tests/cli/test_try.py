@@ -297,8 +297,9 @@ def faked(monkeypatch, kept, tuning=()):
     }
     after = iter([*tuning, *(trial for of_seed in zip(*results.values()) for trial in of_seed)])
 
-    def trial(config, *, on_step, **_):
+    def trial(config, *, on_step, draws, **_):
         nonlocal now
+        assert draws in (0, 50)  # a standard error from 50 is known to a tenth
         for _ in range(config["training"]["max_steps"] + 1):
             now += 10.0
             on_step()

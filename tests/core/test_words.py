@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinc_torchopt.core.words import time_in_words
+from thinc_torchopt.core.words import size_in_words, time_in_words
 
 
 @pytest.mark.parametrize(
@@ -11,3 +11,19 @@ from thinc_torchopt.core.words import time_in_words
 )
 def test_words_of_times(seconds, words):
     assert time_in_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (9_940, "9.9 kB"),
+        (9_950, "10 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (2.34e12, "2,340 GB"),
+    ],
+)
+def test_words_of_sizes(size, words):
+    assert size_in_words(size) == words

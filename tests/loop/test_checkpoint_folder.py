@@ -197,9 +197,8 @@ def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
     assert set(os.listdir(tmp_path)) == {*others, "linked", *map(name_of, (0, 7, 9))}
     remove(steps_of(tmp_path))
     assert left(tmp_path) == [0, 7] and left(tmp_path / "linked") == [0]
-    assert [path.name for path in (tmp_path / name_of(7)).iterdir()] == ["notes.txt"] and next(
-        whole_ones(steps_of(tmp_path / name_of(7))), 0
-    ) == 0
+    assert [path.name for path in (tmp_path / name_of(7)).iterdir()] == ["notes.txt"]
+    assert next(whole_ones(steps_of(tmp_path / name_of(7))), 0) == 0
 
 
 def test_checkpoint_folder_goes_by_number(tmp_path):

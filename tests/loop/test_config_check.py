@@ -193,8 +193,6 @@ def test_run_config_of_several_processes():
         return compare_configs(one, other, words=("here", "there"))
 
     assert differences(paths__vectors="c", paths__train="d", corpora__train__path="e") == []
-    assert differences(training__max_steps=30) == [
-        "training.max_steps: 20 here, 30 there",
-        "training.optimizer.total_steps: 20 here, 30 there",
-    ]
+    told = differences(training__max_steps=30)
+    assert told == ["training.max_steps: 20 here, 30 there", "training.optimizer.total_steps: 20 here, 30 there"]
     assert differences(training__patience=3) == ["training.patience: not there here, 3 there"]

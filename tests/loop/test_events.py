@@ -194,9 +194,8 @@ def test_events_tell_the_facts():
         for name, loss in info["losses"].items():
             assert losses[name] == pytest.approx(float(loss) - float(before.get(name, 0.0)), rel=1e-6, abs=1e-6)
         assert words == info["words"] and results == info["checkpoints"][: len(results)] and rates == {"default": 0.01}
-    assert [i for i, _ in examples] == [0, 1, 2] * 9 and all(
-        isinstance(example, Example) for _, part in examples for example in part
-    )
+    assert [i for i, _ in examples] == [0, 1, 2] * 9
+    assert all(isinstance(example, Example) for _, part in examples for example in part)
     assert sorted(map(id, examples[0][1] + examples[1][1])) == sorted(map(id, examples[2][1]))
 
 
@@ -281,9 +280,8 @@ def test_events_that_nobody_wants_are_not_made():
 def test_listeners_change_nothing_by_listening():
     params, infos = train()
     others, same_infos = train(Recorder())
-    assert same_params(params, others) and [info["losses"] for info in infos.values()] == [
-        info["losses"] for info in same_infos.values()
-    ]
+    assert same_params(params, others)
+    assert [info["losses"] for info in infos.values()] == [info["losses"] for info in same_infos.values()]
 
 
 # ---------------------------------------------------------------------- requests
@@ -327,16 +325,8 @@ def test_control_stops_before_an_epoch(tmp_path):
 def test_control_ends_an_epoch_early():
     recorder = Recorder({("on_step_end", 0): ["should_epoch_stop"], ("on_log", 5): ["should_epoch_stop"]})
     train(recorder)
-    assert recorder.steps("epoch_end") == [0, 3, 5] and [
-        epoch for name, _, epoch in recorder.seen if name == "step_begin"
-    ] == [
-        0,
-        1,
-        1,
-        1,
-        2,
-        2,
-    ]
+    assert recorder.steps("epoch_end") == [0, 3, 5]
+    assert [epoch for name, _, epoch in recorder.seen if name == "step_begin"] == [0, 1, 1, 1, 2, 2]
 
 
 def test_control_evaluates_logs_and_saves_steps(tmp_path):
@@ -362,14 +352,8 @@ def test_control_evaluates_logs_and_saves_steps(tmp_path):
     log[1]()
     # Every fourth step by itself. What is asked for too late, at 8, is forgotten.
     assert recorder.steps("evaluate") == [0, 1, 4, 5, 8]
-    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [
-        0,
-        1,
-        2,
-        4,
-        5,
-        8,
-    ]
+    told = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert told == [0, 1, 2, 4, 5, 8]
     assert recorder.steps("save") == [0, 1, 4, 5, 6, 8]
     assert [int(path.name[5:]) for path in steps_of(tmp_path / "state")] == [0, 1, 4, 5, 6, 8, 9]  # and the last
 

@@ -287,9 +287,8 @@ def test_loop_shows_what_others_write_to_learning_rates():
     with pytest.warns(LearnRateWarning, match="expected 0.01, found 5"):
         infos = [info for _, info, _ in steps]
     assert [info["outside_writes"] for info in infos] == [0, 0, 1, 2, 3, 4, 5, 5, 5]
-    assert infos[5]["since_evaluation"]["outside_writes"] == 1 and {
-        info["learn_rates"]["default"] for info in infos
-    } == {0.01}
+    assert infos[5]["since_evaluation"]["outside_writes"] == 1
+    assert {info["learn_rates"]["default"] for info in infos} == {0.01}
     assert optimizer.rates.outside_writes == 5
 
 

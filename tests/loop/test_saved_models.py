@@ -183,11 +183,8 @@ def test_leftovers_of_a_killed_training_are_removed(corpus, tmp_path):
     for name in (".unfinished-new-model-last-1", ".unfinished-new-model-best-1", ".unfinished-new-other-1"):
         (tmp_path / "out" / name).mkdir(parents=True)
     train(steps_of(corpus, tmp_path), tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        ".unfinished-new-other-1",
-        "model-best",
-        "model-last",
-    ]
+    told = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert told == [".unfinished-new-other-1", "model-best", "model-last"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])

@@ -37,32 +37,35 @@ def learn(
     stream: Path = Arg(..., help="JSONL file with texts and labels, which may grow, or - for stdin", allow_dash=True),
     output_path: Path = Opt(..., "--output", "-o", help="Folder for the pipeline, the state and learn.jsonl"),
     learn_rate: Optional[float] = Opt(None, "--learn-rate", help="Constant learning rate, instead of the config's"),
-    batch_size: int = Opt(1, "--batch-size", "-b", help="Number of texts in each update"),
+    batch_size: int = Opt(LearnSettings.batch_size, "--batch-size", "-b", help="Number of texts in each update"),
     follow: bool = Opt(False, "--follow", "-f", help="Wait for more texts at the end of the file"),
-    prequential: bool = Opt(True, help="Score each text before it is learned"),
-    every: int = Opt(100, "--every", "-n", help="Print a row after this many texts, with their score"),
-    save_every: int = Opt(1000, "--save-every", help="Save after this many texts"),
+    prequential: bool = Opt(LearnSettings.prequential, help="Score each text before it is learned"),
+    every: int = Opt(LearnSettings.every, "--every", "-n", help="Print a row after this many texts, with their score"),
+    save_every: int = Opt(LearnSettings.save_every, "--save-every", help="Save after this many texts"),
     new_labels: str = Opt(
-        "refuse",
+        LearnSettings.new_labels,
         "--new-labels",
         help="For labels that the pipeline does not have: refuse (stop with an error), add, or skip (leave these texts "
         "out)",
     ),
     teacher: bool = Opt(
-        True, help="With --new-labels add: let the pipeline as it was annotate old labels that new texts leave open"
+        LearnSettings.teacher,
+        help="With --new-labels add: let the pipeline as it was annotate old labels that new texts leave open",
     ),
     skip_bad: bool = Opt(
-        False, "--skip-bad", help="Leave out texts that can't be learned, and list them in rejected.jsonl"
+        LearnSettings.skip_bad,
+        "--skip-bad",
+        help="Leave out texts that can't be learned, and list them in rejected.jsonl",
     ),
-    replay: int = Opt(0, "--replay", help="Number of old texts to learn again in each update"),
-    memory: int = Opt(1000, "--memory", help="How many old texts to keep for --replay"),
+    replay: int = Opt(LearnSettings.replay, "--replay", help="Number of old texts to learn again in each update"),
+    memory: int = Opt(LearnSettings.memory, "--memory", help="How many old texts to keep for --replay"),
     old: Optional[Path] = Opt(
         None, "--old", help="Texts the pipeline was trained on (.spacy or .jsonl), for --replay", exists=True
     ),
     watch: Optional[Path] = Opt(
         None, "--watch", help="Old development data (.spacy or .jsonl), to see what is forgotten", exists=True
     ),
-    watch_every: int = Opt(1000, "--watch-every", help="Evaluate --watch after this many texts"),
+    watch_every: int = Opt(LearnSettings.watch_every, "--watch-every", help="Evaluate --watch after this many texts"),
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,
 ) -> None:

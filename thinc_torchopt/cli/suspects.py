@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Optional
 
@@ -18,7 +19,7 @@ from ..core.words import count
 from ._command import CODE
 from ._screen import errors_shown, make_console, print_notes
 
-_HEADERS = ("text", "words", "annotated", "predicted", "score", "why")
+_HEADERS = ("text", "where", "annotated", "proposed", "score", "why")
 _WIDTH = 40
 
 
@@ -51,13 +52,15 @@ def suspects(
             raise ConfigError(f"Can't write '{output_path}': expected --output with a name that ends in {ending}.")
         if accepted_path is not None and (component is not None or label is not None):
             raise ConfigError("Can't use --accepted with --component or --label: all accepted rows are taken.")
+        if output_path is not None and accepted_path is None:
+            _check_unanswered(output_path)
         cli_util().import_code(code_path)
         found = read_suspects(folder)
         if accepted_path is not None and output_path is not None:
-            n, lost = found.replace(accepted_path, output_path)
-            console.print(f"Saved the corpus to {output_path}: {count(n, 'text')} annotated otherwise.", markup=False)
-            if lost:
-                console.print(f"Left out, as the corpus lacks them or has them in other words: {count(lost, 'text')}.")
+            n_rows, n, notes = found.replace(accepted_path, output_path)
+            told = f"{count(n_rows, 'accepted row')}, {count(n, 'text')} annotated otherwise"
+            console.print(f"Saved the corpus to {output_path}: {told}.", markup=False)
+            print_notes(console, notes)
             return
         if component is not None and component not in found.components:
             raise ConfigError(
@@ -68,15 +71,25 @@ def suspects(
             rows += (shown := found.of(name, most, label))
             console.print(f"{name}:", markup=False)
             print_table(console, _HEADERS, [_cells(one) for one in shown], numbers=["text", "score"])
+        if label is not None and not rows:
+            raise ConfigError(f"Can't show '{label}': no annotation or prediction with this label was recorded.")
         if output_path is not None:
             write_text(output_path, "".join(f"{json.dumps(one.row(), ensure_ascii=False)}\n" for one in rows))
     print_notes(console, list(found.notes))
     if output_path is not None:
         console.print(f"Saved {count(len(rows), 'row')} to {output_path}", markup=False)
+        if same := sum(one.is_as_proposed for one in rows):
+            console.print(f"In {same:,} nothing else is proposed: correct them by hand, if they are wrong.")
+
+
+def _check_unanswered(path: Path) -> None:
+    """RAISES (ConfigError): Rows of the file have been accepted or rejected."""
+    if path.exists() and (answered := len(re.findall('"answer": *"(?!ignore)', path.read_text("utf8", "replace")))):
+        raise ConfigError(f"Can't write '{path}': it has {count(answered, 'answer')}. Give another name.")
 
 
 def _cells(one: Suspect) -> list[str]:
-    texts = [one.words, one.said(one.annotated), one.said(one.predicted)]
+    texts = [one.context, one.said(one.annotated), one.said(one.proposed)]
     cut = [" ".join(text.split()) for text in texts]
     cut = [text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}\u2026" for text in cut]
     return [f"{one.number:,}", *cut, f"{one.score:.1f}", one.why]

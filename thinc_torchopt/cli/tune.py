@@ -335,9 +335,9 @@ class _StudyResult:
     @property
     def points(self) -> list[Point]:
         return [
-            Point(found.number, found.score, found.score if found.score is not None else last, found.values)
+            Point(found.number, score, found.state, found.values)
             for found in self.found
-            if (last := max(found.scores.values(), default=found.score)) is not None
+            if (score := max(found.scores.values(), default=None) if found.score is None else found.score) is not None
         ]
 
     def values(self, number: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def short(value: float | None) -> str:
 def size_in_words(size: float) -> str:
     """Bytes in words: "12 MB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
+        if size >= 0.9995 * scale:  # less is shown as 999 of the smaller unit
             return f"{size / scale:,.{0 if size >= 9.95 * scale else 1}f} {unit}"
     return f"{size:,.0f} bytes"
 

@@ -168,6 +168,18 @@ def steps_of(cell, weights, x, state):
 
 
 @pytest.mark.parametrize("cell", sorted(CELLS))
+def test_online_rnn_begins_as_torchs_modules_do(cell):
+    """Uniform in +-1/sqrt(nO). The recurrent weights of an IndRNN, which torch lacks, are between 0 and 1."""
+    model = OnlineRNN(400, 3, cell=cell, learning="bptt")
+    model.initialize()
+    (node,) = recurrent_nodes(model)
+    for name in node.param_names:
+        low, high = (0.0, 1.0) if name == "u" else (-0.05, 0.05)
+        values = (node.get_param(name) - low) / (high - low)
+        assert 0.0 <= values.min() < 0.05 and 0.95 < values.max() <= 1.0  # of 400 at least: all but once in 1e8
+
+
+@pytest.mark.parametrize("cell", sorted(CELLS))
 def test_online_rnn_chrono_biases_keep_the_state(cell):
     """A unit that begins at 1 is still above 1/e after as many steps as its bias is for, if it reads only zeros."""
     if cell in ("rnn", "indrnn"):

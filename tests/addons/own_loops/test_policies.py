@@ -195,20 +195,15 @@ def test_learn_rate_policies_schedules_that_watch_a_score_are_told():
 
 def test_learn_rate_policies_are_made_of_what_stands_for_them():
     reader = PolicyReader()
-    assert [type(reader.read(name, "m")) for name in ("cosine", "warmup", "adaptive", "frozen")] == [
-        Cosine,
-        Warmup,
-        Adaptive,
-        Frozen,
-    ]
+    told = [type(reader.read(name, "m")) for name in ("cosine", "warmup", "adaptive", "frozen")]
+    assert told == [Cosine, Warmup, Adaptive, Frozen]
     assert reader.read("cosine", "m", {"total_steps": 7}).total_steps == 7
     assert reader.read(2, "m").rate(5, 0.1) == 2.0 and isinstance(reader.read(2, "m"), Constant)
     assert reader.read([0.5, 0.25], "m").rate(0, 0.1) == 0.5
     values = iter([0.5, 0.25])
     assert reader.read(values, "m") is reader.read(values, "n")
-    assert reader.read(lambda step: step * 2.0, "m").rate(4, 0.1) == 8.0 and isinstance(
-        reader.read(abs, "m"), FromFunction
-    )
+    assert reader.read(lambda step: step * 2.0, "m").rate(4, 0.1) == 8.0
+    assert isinstance(reader.read(abs, "m"), FromFunction)
     own = Warmup(4)
     assert reader.read(own, "m") is own
     assert Frozen().rate(0, 0.1) == 0.0

@@ -56,9 +56,8 @@ def test_runtime_guards_count_and_tell_once(caplog):
     assert len(said) == 2 and said[0].startswith(
         "Writing the learning rates of a step took 5.7 ms of CPU time at step 1: expected at most 5 ms"
     )
-    assert (
-        "Verifying the param groups took 3 ms of CPU time at step 4" in said[1] and "expected at most 2 ms" in said[1]
-    )
+    assert "Verifying the param groups took 3 ms of CPU time at step 4" in said[1]
+    assert "expected at most 2 ms" in said[1]
 
 
 def test_runtime_guards_count_the_work_and_not_the_wait():

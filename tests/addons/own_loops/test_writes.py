@@ -70,13 +70,8 @@ def test_learn_rate_raises_what_user_code_wrote():
         controller.step()
     error = raised.value
     assert str(error) == MESSAGE.replace("'transformer'", "'m/transformer'")
-    assert (error.group, error.step, error.what, error.expected, error.found) == (
-        "m/transformer",
-        3,
-        "learn_rate",
-        2e-5,
-        1e-3,
-    )
+    told = error.group, error.step, error.what, error.expected, error.found
+    assert told == ("m/transformer", 3, "learn_rate", 2e-5, 1e-3)
     assert [(other.group, other.expected, other.found) for other in error.others] == [("m/head", 0.5, 0.25)]
     assert isinstance(error, RuntimeError)
     assert rates_in(optimizer) == [1e-3, 0.25] and controller.step_count == 3

@@ -1,6 +1,7 @@
 """The recorder of a run. What it says of a pass is computed again, from spaCy's own losses."""
 
 import logging
+import shutil
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
 from thinc_torchopt.addons.recorder.recorder import RunRecorder
-from thinc_torchopt.addons.recorder.signals import listening
+from thinc_torchopt.addons.recorder.signals import Signal, listening
 from thinc_torchopt.core import whole_batches
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.kinds import kind_in
@@ -47,14 +48,20 @@ def without_dropout(examples):
 # ---------------------------------------------------------------------- one pass
 
 
-@pytest.mark.parametrize("name", ["tagger", "morphologizer"])
-def test_signal_of_words_is_the_gradient_at_the_input(name):
+@pytest.mark.parametrize(("name", "has_input"), [("tagger", True), ("tagger", False), ("morphologizer", True)])
+def test_signal_of_words_is_the_gradient_at_the_input(name, has_input):
+    """Or at the scores, where the input is unknown. Without an annotation nothing is hit."""
     nlp, examples = ready_pipeline([name], shared=False)
     pipe = nlp.get_pipe(name)
+    if not has_input:
+        pipe.model.set_ref("tok2vec", None)
+        examples[0].reference[1].tag_ = ""
+    softmax = pipe.model.layers[-1].layers[0]
+    softmax.set_param("W", numpy.random.default_rng(0).normal(size=softmax.get_param("W").shape).astype("f4"))
     found = signals_of(nlp, name, without_dropout(examples))
-    scores = pipe.model.predict([one.predicted for one in without_dropout(examples)])
+    scores, _ = pipe.model.begin_update([one.predicted for one in without_dropout(examples)])
     _, errors = pipe.get_loss(examples, scores)
-    weights = pipe.model.layers[-1].layers[0].get_param("W")  # of the softmax: its input gets errors @ W
+    weights = softmax.get_param("W") if has_input else numpy.eye(len(pipe.labels))  # its input gets errors @ W
     for (hardness, hits), score, error, example in zip(found, scores, errors, examples):
         assert hardness == pytest.approx(numpy.linalg.norm(error @ weights, axis=1), rel=1e-4, abs=1e-6)
         labels = [pipe.labels[i] for i in score.argmax(axis=1)]
@@ -136,6 +143,9 @@ def test_listening_leaves_the_models_as_they_were():
 
 def test_recorder_changes_no_weight_and_records_every_text(tmp_path, corpus):
     changes = {"parser": True, "training__accumulate_gradient": 2}
+    tagger = config_for(tmp_path, corpus)["components"]["tagger"]
+    changes |= {"components__tagger": None, "components__tägger+": tagger}
+    changes |= {"nlp__pipeline": ["tok2vec", "tägger+", "parser"], "training__score_weights": {"tag_acc": 1.0}}
     run(config_for(tmp_path / "without", corpus, **changes), tmp_path / "without")
     run(recorded(tmp_path / "with", corpus, **changes), tmp_path / "with")
     assert digests(tmp_path / "with") == digests(tmp_path / "without")
@@ -143,7 +153,7 @@ def test_recorder_changes_no_weight_and_records_every_text(tmp_path, corpus):
     nlp = spacy.load(tmp_path / "with" / "model-last")
     docs = [*DocBin().from_disk(corpus["train"]).get_docs(nlp.vocab)]
     keys = {digest(Example(nlp.make_doc(doc.text), doc)) for doc in docs}
-    assert {name: texts.keys() for name, texts in record.units.items()} == {"tagger": keys, "parser": keys}
+    assert {name: texts.keys() for name, texts in record.units.items()} == {"tägger+": keys, "parser": keys}
 
 
 def test_recorder_of_a_resumed_run_writes_the_same_file(tmp_path, corpus):
@@ -174,35 +184,82 @@ def update(recorder, nlp, examples):
 def test_recorder_adds_what_all_processes_saw(tmp_path):
     nlp, examples = ready_pipeline(["tagger"])
     other = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
-    update(other, nlp, examples[6:8])
+    update(other, nlp, examples[:1])
     theirs = other._read()
     ranks = SimpleNamespace(writes=True, size=2, gather=lambda value: [value, theirs])
     recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp, ranks))
-    update(recorder, nlp, examples[:2])
+    update(recorder, nlp, examples[1:2])
     recorder.on_step_end(None, None)
-    keys = {digest(one) for one in (*examples[:2], *examples[6:8])}
-    assert recorder.state_dict()["components"]["tagger"]["digests"].shape[0] == len(keys)
+    assert {*recorder._record.units["tagger"]} == {digest(one) for one in examples[:2]}
 
 
-@pytest.mark.parametrize("reason", ["skipped", "rollback"])
-def test_recorder_names_the_texts_of_a_bad_step(tmp_path, caplog, reason):
-    nlp, examples = ready_pipeline(["ner"])
-    fake = fake_run(tmp_path, examples, nlp)
-    recorder = RunRecorder(1000, fake)
+def test_recorder_writes_at_evaluations_and_saves_in_one_process(tmp_path, caplog):
+    nlp, examples = ready_pipeline(["tagger"])
+    recorder = RunRecorder(1000, fake := fake_run(tmp_path, examples, nlp))
     update(recorder, nlp, examples)
-    fake.progress.step = 1
-    update(recorder, nlp, examples[:1])
+    fake.ranks.writes = False
+    recorder.on_save(None, None)
+    assert not (tmp_path / FOLDER).exists()
+    fake.ranks.writes = True
+    for write in (recorder.on_evaluate, recorder.on_save):
+        write(None, None)
+        assert Record.from_disk(tmp_path).units["tagger"]
+        shutil.rmtree(tmp_path / FOLDER)
+    fake.models.folder = tmp_path / "file"
+    fake.models.folder.touch()
     with caplog.at_level(logging.INFO, "spacy.torchopt"):
-        if reason == "skipped":
-            recorder.on_optimizer_step(SimpleNamespace(skipped=True), None)
-        else:
-            fake.progress.rollbacks.append((1, 0))
-            recorder.on_step_end(None, None)
-    [record] = caplog.records  # of this step alone
-    assert examples[0].text.strip() in record.getMessage()
-    assert record.getMessage().startswith("Step 1 was")
-    recorder.on_step_end(None, None)
-    assert len(caplog.records) == 1
+        recorder.on_save(None, None)
+    assert "Recorder: The record can't be written: " in caplog.text
+
+
+def test_recorder_reads_a_gpu_at_last_when_enough_waits(tmp_path):
+    nlp, examples = ready_pipeline(["tagger"])
+    recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
+    update(recorder, nlp, examples)
+    [part] = recorder._waiting
+    for waiting, left in ((256, 256), (257, 0)):
+        recorder._waiting = [part] * waiting
+        recorder.on_step_end(None, None)
+        assert len(recorder._waiting) == left
+
+
+def test_recorder_finds_the_texts_that_a_component_gets(tmp_path, caplog):
+    nlp, examples = ready_pipeline(["tagger"], shared=False)
+    recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
+    other = Example.from_dict(nlp.make_doc("Anna likes old London"), {"tags": ["NNP", "VBZ", "JJ", "NNP"]})
+    with caplog.at_level(logging.INFO, "spacy.torchopt"), recorder.around_part(examples[:3]):
+        for some in (examples[1:3], without_dropout(examples[1:2]), [other]):
+            nlp.get_pipe("tagger").update(some, sgd=False)
+    keys = [digest(example) for example in examples]
+    assert [part.digests for part in recorder._waiting] == [keys[1:3], keys[1:2]]
+    assert "Texts of component 'tagger' are not recorded: it gets others than the batch has." in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["was skipped", "was given up: the training went back"])
+def test_recorder_names_the_texts_of_a_bad_step(tmp_path, caplog, reason):
+    """The three with the largest gradients, and no more of each than fits in 80 letters."""
+    nlp = spacy.blank("xx")
+    docs = [Doc(nlp.vocab, words=[f"{i}", *["Anna"] * 30]) for i in range(10, 15)]
+    recorder = RunRecorder(1000, fake := fake_run(tmp_path, [], nlp))
+    with recorder.around_part([Example(doc, doc) for doc in docs]):
+        for step, name, hardness in (
+            (0, "ner", [9.0, 9.0, 9.0, 9.0, 9.0]),
+            (1, "ner", [0.1, 0.2, 0.9, numpy.nan, 0.3]),
+            (1, "tagger", [0.4, 0.1, 0.2, 0.1, 0.6]),
+        ):
+            fake.progress.step = step
+            recorder._receive(name, Signal(docs, numpy.array(hardness)[:, None]))
+    with caplog.at_level(logging.INFO, "spacy.torchopt"):
+        recorder.on_step_end(None, None)
+        fake.progress.rollbacks += [(1, 0)] * ("back" in reason)
+        recorder.on_optimizer_step(SimpleNamespace(skipped="skipped" in reason), None)
+        recorder.on_step_end(None, None)
+        fake.progress.step = 2
+        recorder.on_step_end(None, None)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Step 1 {reason}. A text with large gradients ({size}): {text}{' Anna' * 14} ..."
+        for size, text in (("ner: inf", 13), ("ner: 0.9", 12), ("tagger: 0.6", 14))
+    ]
 
 
 def test_recorder_tells_once_what_it_leaves_out(tmp_path, caplog):

@@ -8,9 +8,11 @@ import spacy
 from spacy.language import Language
 from spacy.scorer import Scorer
 from spacy.tokens import Doc, DocBin, Span
+from spacy.training import Example
 
-from thinc_torchopt.addons.report.errors import N_WORST, compare
+from thinc_torchopt.addons.report.errors import N_WORST, compare, passages_of
 from thinc_torchopt.addons.report.figures import draw
+from thinc_torchopt.addons.report.kinds import Entities
 from thinc_torchopt.addons.report.labels import Trained
 from thinc_torchopt.addons.report.report import Report
 from thinc_torchopt.addons.report.runs import read_runs
@@ -140,17 +142,43 @@ def test_errors_are_printed_with_their_labels(foretold, tmp_path):
     ]  # fmt: skip
 
 
-def test_errors_in_long_texts_are_shown_with_what_is_around(foretold, tmp_path):
-    """Passages are at most as long as is readable, and cut no entity."""
-    nlp, component = foretold
-    found = compare(nlp, written(nlp, component, [words(400, i) for i in range(4)], tmp_path / "dev.spacy"))
-    for kind in found.kinds:
-        for passage in kind.worst:
-            longest = max((mark.end - mark.start for mark in (*passage.annotated, *passage.predicted)), default=0)
-            assert len(passage.text) <= 1000 and len(passage.words) <= 120 + longest / 3
-            assert all(
-                0 <= mark.start < mark.end <= len(passage.text) for mark in (*passage.annotated, *passage.predicted)
-            )
+def passages_in(words, annotated, predicted, *, starts=()):
+    """Of a text of words without ends of sentences, but before some: with its entities."""
+    docs = [Doc(spacy.blank("xx").vocab, words=words) for _ in range(2)]
+    for doc, ents in zip(docs, (predicted, annotated)):
+        doc.set_ents([Span(doc, *one) for one in ents])
+    for i in starts:
+        docs[1][i].is_sent_start = True
+    example, kind = Example(*docs), Entities("ents")
+    for one in passages_of(kind, example, *kind.compare(example)):
+        marks = ([mark[:3] for mark in side] for side in (one.annotated, one.predicted))
+        yield (one.words, one.wrong, one.right, *marks, one.is_cut)
+
+
+def test_errors_in_long_texts_are_shown_with_what_is_around():
+    """Passages end with a sentence, or after 60 words, but in no entity. Marks are counted in characters."""
+    words = [f"{i:03}" for i in range(200)]
+    found = passages_in(words, [(79, 82, "A"), (199, 200, "B")], [(20, 21, "C"), (79, 82, "A")], starts=[20])
+    assert [(len(words), *others) for words, *others in found] == [
+        (20, 0, 0, [], [], False),
+        (62, 1, 1, [(236, 247, "A")], [(0, 3, "C"), (236, 247, "A")], False),
+        (60, 0, 0, [], [], False),
+        (58, 1, 0, [(228, 231, "B")], [], False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shown", "marks", "is_cut"),
+    [
+        ([400, 400, 400], [401, 401, 198], [(401, 1000, "A")], True),
+        ([999, 5, 5], [1000], [], True),
+        ([989, 9], [990, 10], [(990, 999, "A")], False),
+    ],
+)
+def test_errors_in_long_words_are_cut_after_1000_characters(lengths, shown, marks, is_cut):
+    words = ["x" * n for n in lengths]
+    [(words, _, _, *found)] = passages_in(words, [(1, len(words), "A")], [])
+    assert ([*map(len, words)], found) == (shown, [marks, [], is_cut])
 
 
 HOSTILE = [

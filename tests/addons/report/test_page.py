@@ -47,12 +47,8 @@ def test_page_page_is_one_file_with_all_in_it(tmp_path, n):
     assert all(link.startswith("#") for link in links) and not re.search(r"url\((?!#)|@import|fetch\(", text)
     assert not page.all("script") and not page.all("w")
     words = "".join(page.texts)
-    assert (
-        "<script>alert(1)</script>" in words
-        and 'ner & "x" $5$' in words
-        and "タガー" in words
-        and "a\ufffdb\ufffd" in words
-    )
+    assert "<script>alert(1)</script>" in words and 'ner & "x" $5$' in words and "タガー" in words
+    assert "a\ufffdb\ufffd" in words
     # Every id is there once, every reference leads somewhere.
     ids = [found["id"] for _, found in page.tags if "id" in found]
     assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)

@@ -53,12 +53,12 @@ CURVE = [
     ("", C[0], "_", [(3, approx(0.6 + 0.2 / 2**0.5)), (6, approx(0.85 + 0.1 / 2**0.5)), (12, 0.95)]),
 ]
 
-# The second one was stopped early.
 TRIALS = [
-    plots.Point(0, 0.5, 0.5, {"a.rate": 1e-3, "b.kind": "x"}),
-    plots.Point(1, None, 0.2, {"a.rate": 1e-1, "b.kind": True}),
-    plots.Point(3, 0.7, 0.7, {"a.rate": 1e-2, "b.kind": "x"}),
-    plots.Point(4, 0.6, 0.6, {"a.rate": 1e-4}),
+    plots.Point(0, 0.5, "complete", {"a.rate": 1e-3, "b.kind": "x"}),
+    plots.Point(1, 0.2, "pruned", {"a.rate": 1e-1, "b.kind": True}),
+    plots.Point(3, 0.7, "complete", {"a.rate": 1e-2, "b.kind": "x"}),
+    plots.Point(4, 0.6, "complete", {"a.rate": 1e-4}),
+    plots.Point(5, 0.9, "running", {}),
 ]
 BARS = {"How much each setting matters | importance | ": ("linear", "linear", [], (0, 0.3), (0, 0.7))}
 
@@ -68,6 +68,7 @@ def trials(stopped, *done):
 
 
 HISTORY = [
+    ("not finished", "#999999", "+", [(5, 0.9)]),
     *trials((1, 0.2), (0, 0.5), (3, 0.7), (4, 0.6)),
     ("best so far", C[0], "-", [(0, 0.5), (3, 0.7), (4, 0.7)]),
     ("the config as it is, other seeds", C[1], "--", [(0, 0.55), (1, 0.55)]),
@@ -97,7 +98,7 @@ SHOWN = {
     "range test with nothing to smooth": {RANGE_TEST: ("log", "linear", NOT_FINITE)},
     "learning curve": {"пример.cfg | texts | score (0 to 1)": ("linear", "linear", CURVE)},
     "study": {STUDY: ("linear", "linear", HISTORY), **BARS, **BY_KIND, **BY_RATE},
-    "study without importances": {STUDY: ("linear", "linear", HISTORY[:3]), **BY_RATE, **BY_KIND},
+    "study without importances": {STUDY: ("linear", "linear", HISTORY[:4]), **BY_RATE, **BY_KIND},
     "study without trials": {STUDY: ("linear", "linear", [("best so far", C[0], "-", [])])},
 }
 # Of the vertical axis: 8% above the highest rate; from a hundredth of the lowest peak to half above the highest; 10%
@@ -155,7 +156,7 @@ def test_plots_many_groups_have_each_a_name_and_a_look(tmp_path, figures):
 
 
 @pytest.mark.parametrize(
-    ("error", "advice"), [(errno.ENOSPC, "Make room on the disk"), (errno.EACCES, "Change --output")]
+    ("error", "advice"), [(errno.ENOSPC, "Make room on the disk"), (errno.EACCES, "Choose another place")]
 )
 def test_plots_are_never_half_written(error, advice, tmp_path, monkeypatch):
     path = tmp_path / "rates.png"

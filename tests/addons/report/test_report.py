@@ -97,9 +97,8 @@ def test_report_table_fits_80_columns(tmp_path, n):
     for run in found.runs:
         assert words.count(run.label) == 1 and all(fact.value in words for fact in facts_of(run))
     tops = [line for line in lines if line.startswith("run ")]
-    assert len(tops) == -(-n // max(line.count("a run with") or 1 for line in tops)) and bool(found.sentences) is (
-        n == 1
-    )
+    assert len(tops) == -(-n // max(line.count("a run with") or 1 for line in tops))
+    assert bool(found.sentences) is (n == 1)
 
 
 def test_report_prints_as_the_command_does(tmp_path):
@@ -149,7 +148,7 @@ def test_report_does_not_overwrite_what_it_reads(tmp_path):
     for output in (log, tmp_path / "folder" / ".." / "log.html", tmp_path / "link.png"):
         run = report(write(tmp_path / "other.jsonl", rows(3)), log, "--output", output, check=False)
         said = " ".join(run.stderr.split())
-        assert run.returncode == 1 and "it is one of the files to read" in said and "Change --output." in said
+        assert run.returncode == 1 and "it is one of the files to read" in said and "Choose another." in said
     assert log.read_bytes() == before
 
 

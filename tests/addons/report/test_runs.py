@@ -29,10 +29,8 @@ def test_runs_reads_what_is_in_a_log(tmp_path):
     assert run.columns["losses"]["ner"].tolist() == [line["losses"]["ner"] for line in lines]
     assert run.columns["learn_rates"]["encoder"].tolist() == [0.0005] * 23
     assert run.numbers("grad_norm").tolist() == [line["grad_norm"] for line in lines]
-    assert (
-        run.numbers("score")[::5].tolist() == [line["score"] for line in lines[::5]]
-        and numpy.isnan(run.numbers("score")).sum() == 18
-    )
+    assert run.numbers("score")[::5].tolist() == [line["score"] for line in lines[::5]]
+    assert numpy.isnan(run.numbers("score")).sum() == 18
     assert set(run.columns["scores"]) == {"token_acc", "ents_p", "ents_r", "ents_f", "tag_acc", "speed"}
     found = summarize(run)
     assert (found["best_score"], found["best_step"], found["last_step"], found["epoch"]) == (1 - 1 / 22, 20, 22, 2)
@@ -83,10 +81,8 @@ def test_runs_names_damaged_lines(tmp_path):
         lines[i] = lines[i][:40]
     path.write_text("\ufeff" + "\n".join(lines) + "\n\n", encoding="utf8")
     run = only(read_runs([path]))
-    assert (
-        run.notes == ["log.jsonl has 7 damaged lines, which are left out: 4, 8, 9, 12, 13 ...."]
-        and len(run.steps) == 23
-    )
+    assert run.notes == ["log.jsonl has 7 damaged lines, which are left out: 4, 8, 9, 12, 13 ...."]
+    assert len(run.steps) == 23
     assert run.columns["losses"]["ner"][3] == 100.0 / 5
 
 
@@ -103,12 +99,8 @@ def test_runs_has_gaps_for_what_is_no_number(tmp_path):
     ]
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
     run = only(read_runs([tmp_path / "log.jsonl"]))
-    assert (
-        len(run.steps) == 14
-        and numpy.isnan(run.columns["losses"]["ner"][4:]).all()
-        and run.best is None
-        and not run.notes
-    )
+    assert len(run.steps) == 14 and numpy.isnan(run.columns["losses"]["ner"][4:]).all() and run.best is None
+    assert not run.notes
     assert run.last("grad_norm") == 2.0 and not run.events
     assert make_panels([run])
 
@@ -167,18 +159,14 @@ def test_runs_takes_the_logs_of_a_resumed_run_together(tmp_path):
     third = write(tmp_path / "log-3.jsonl", [row(i, skipped_updates=2, grad_norm=70.0) for i in range(18, 25)])
     other = write(tmp_path / "log-4.jsonl", rows(6))
     runs = read_runs([second, third, first, other])
-    assert [run.paths for run in runs] == [[first, second, third], [other]] and [run.label for run in runs] == [
-        "log",
-        "log-4",
-    ]
+    assert [run.paths for run in runs] == [[first, second, third], [other]]
+    assert [run.label for run in runs] == ["log", "log-4"]
     run = runs[0]
     assert run.steps.tolist() == list(range(25))
     norms = run.numbers("grad_norm").tolist()
     assert norms[10] == 3.0 and set(norms[11:18]) == {50.0} and set(norms[18:]) == {70.0}
-    assert sorted(events(run)) == [
-        *(("resumed", step, "") for step in (11, 18)),
-        *(("update skipped", step, "") for step in (0, 11)),
-    ]
+    told = sorted(events(run))
+    assert told == [*(("resumed", step, "") for step in (11, 18)), *(("update skipped", step, "") for step in (0, 11))]
     assert run.notes == [
         "The run was stopped, and resumed at step 11; 3 steps were done again (in log-2.jsonl).",
         "The run was stopped, and resumed at step 18; 2 steps were done again (in log-3.jsonl).",
@@ -190,10 +178,8 @@ def test_runs_takes_the_logs_of_a_resumed_run_together(tmp_path):
     assert only(read_runs([other])).paths == [other]
     first.unlink()
     alone = only(read_runs([third]))
-    assert alone.notes[-2:] == [
-        "log-2.jsonl begins at step 11: the log of the earlier steps is not in its folder.",
-        later,
-    ]
+    told = alone.notes[-2:]
+    assert told == ["log-2.jsonl begins at step 11: the log of the earlier steps is not in its folder.", later]
     assert alone.paths == [second, third]
 
 

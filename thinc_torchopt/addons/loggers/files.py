@@ -83,7 +83,7 @@ def JSONLinesLogger(path: Optional[Union[str, Path]] = None, every: int = 1) -> 
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         *taken, free = until_free(path)
-        which = f"{free}, as {taken[-1]} exists; a resumed run may go on in its own" if taken else free
+        which = f"{free}, or if the run is resumed, to its own log" if taken else free
         print(Printer(no_print=True).info(f"Logging steps to {which}"), file=stdout, flush=True)
         file: FileIO | None = None
 

@@ -35,7 +35,7 @@ class Measured:
 
 @lru_cache(maxsize=1)
 def measurements() -> tuple[list[Measured], str]:
-    """All rows, and the words below their table."""
+    """All rows, and the words above their table."""
     read: dict[str, Any] = srsly.read_yaml(FILE)  # type: ignore[attr-defined]
     return [Measured(**row) for row in read["rows"]], read["about"]
 
@@ -48,23 +48,22 @@ def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> l
     """
     rows, _ = measurements()
     trained = {name for name, _ in trainable_components(nlp, frozen)}
+    network = "transformer" if has_encoder else "cnn"  # in the words of measured.yaml
     kinds = {
-        (nlp.get_pipe_meta(name).factory, network_of(nlp, name, has_encoder=has_encoder))
+        (nlp.get_pipe_meta(name).factory, "bow" if is_on_bags(nlp, name) else network)
         for name in nlp.pipe_names
         if escape(name) in trained
     }
     return [row for row in rows if any(row.network == kind and factory in row.factories for factory, kind in kinds)]
 
 
-def network_of(nlp: Language, name: str, *, has_encoder: bool = False) -> str:
-    """The kind of network that a component is trained on, in the words of measured.yaml."""
+def is_on_bags(nlp: Language, name: str) -> bool:
+    """Whether a component is trained on bags of words alone."""
     names = [found for found in all_names(nlp) if found.split("/")[0] == escape(name)]
     # A component that listens to a tok2vec or transformer has its output layer alone, too.
     model = getattr(nlp.get_pipe(name), "model", None)
     listens = model is not None and any(node.name.endswith("-listener") for node in model.walk())
-    if names and not listens and are_bags(names):
-        return "bow"
-    return "transformer" if has_encoder else "cnn"
+    return bool(names) and not listens and are_bags(names)
 
 
 def are_bags(names: Sequence[str]) -> bool:

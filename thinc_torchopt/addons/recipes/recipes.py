@@ -25,7 +25,7 @@ from ...core.params import all_names, components_with_model, escape, shim_paths,
 from ...core.schedules import with_end
 from .config_text import SectionText, SettingText, moved_value
 from .corpora import EPOCHS, End, find_end
-from .measured import are_bags, measured_of, network_of
+from .measured import are_bags, is_on_bags, measured_of
 from .translation import PREFIX, THINC, TORCH, Translation
 
 # A peak rate up to this one is meant for a transformer.
@@ -296,7 +296,7 @@ class Draft:
 
         heads (Sequence[str]): Patterns of new components. RETURNS (list[str]): Those of bags of words.
         """
-        patterns = {name: f"{escape(name)}/*" for name in nlp.pipe_names if network_of(nlp, name) == "bow"}
+        patterns = {name: f"{escape(name)}/*" for name in nlp.pipe_names if is_on_bags(nlp, name)}
         patterns = {name: pattern for name, pattern in patterns.items() if pattern in heads}
         if not patterns:
             return []
@@ -318,7 +318,7 @@ class Draft:
         averages.put("@misc", "thinc-torchopt.EMA.v1")
         averages.put("decay", round(1 - 1 / horizon, 4))
         self._replace("averages", averages)
-        self.optimizer.section.put("use_averages", False)
+        self.optimizer.section.put("use_averages", False, "The averages are those of the block below.")
         self.changes.append(
             f"averages: of about {horizon} updates, {BEST_HORIZON:.0%} of the training. They are evaluated and saved."
         )

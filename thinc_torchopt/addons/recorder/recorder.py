@@ -17,7 +17,7 @@ from spacy.training import Example
 from ...core.errors import ConfigError
 from ...core.kinds import Kind, kind_in
 from ...core.log import inform
-from ...core.params import trainable_components
+from ...core.params import trainable_components, unescape
 from ...core.record import Digest, Record, digest
 from ...core.state import advice_on
 from ...loop.events import Control, Evaluate, OptimizerStep, Save, StepEnd, TrainBegin
@@ -54,12 +54,10 @@ class RunRecorder:
         self._examples: list[tuple[Example, Digest]] = []
         self._kinds: dict[str, Kind] = {}
         self._waiting: list[_Part] = []
-        self._rollbacks = 0
         self._told: set[str] = set()
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         """RAISES (ConfigError): The run has no folder."""
-        self._rollbacks = len(self._run.progress.rollbacks)
         if self._run.ranks.writes and self._run.models.folder is None:
             raise ConfigError(
                 "Can't use [training.optimizer.recorder]: expected a folder for the record, found a training without "
@@ -74,7 +72,8 @@ class RunRecorder:
         self._examples = [(example, digest(example)) for example in examples]
         nlp = self._run.nlp
         with ExitStack() as stack:
-            for name, model in trainable_components(nlp, self._run.exclude):
+            for escaped, model in trainable_components(nlp, self._run.exclude):
+                name = unescape(escaped)
                 kind = self._kinds.get(name) or self._kinds.setdefault(name, kind_in(nlp, name))
                 if is_recorded(kind):
                     stack.enter_context(listening(model, kind, partial(self._receive, name)))
@@ -97,9 +96,9 @@ class RunRecorder:
             self._name_texts("was skipped")
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
-        if len(rollbacks := self._run.progress.rollbacks) > self._rollbacks:
+        rollbacks = self._run.progress.rollbacks
+        if rollbacks and rollbacks[-1][0] == self._run.progress.step:
             self._name_texts("was given up: the training went back")
-        self._rollbacks = len(rollbacks)
         if self._run.ranks.size > 1 or len(self._waiting) > _WAITING:
             self._merge()
 

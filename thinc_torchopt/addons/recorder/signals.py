@@ -194,5 +194,5 @@ def _norms(gradient: Any) -> Any:
 def _joined(rows: Any) -> Any:
     """One array, of an array, a Ragged, or an array for each text."""
     if isinstance(rows, list):
-        return get_array_module(rows[0]).concatenate(rows) if rows else numpy.zeros((0, 0), "f4")
+        return get_array_module(rows[0]).concatenate(rows)
     return getattr(rows, "dataXd", rows)

@@ -268,13 +268,11 @@ def _passages(doc: Doc, reference: Doc, spans: Any) -> Iterator[tuple[int, int]]
     starts = {token.idx for token in reference if token.is_sent_start} if reference.has_annotation("SENT_START") else ()
     if not starts and doc.has_annotation("SENT_START"):
         starts = {token.idx for token in doc if token.is_sent_start}
-    inside = [False] * (len(doc.text) + 1)
-    for start, end, *_ in spans:
-        inside[start + 1 : end] = [True] * max(0, end - start - 1)
+    inside = {i for start, end in spans for i in range(start + 1, end)}
     first = 0
     for token in doc:
         is_full = token.i - first >= _MOST_WORDS
-        if token.i > first and (token.idx in starts or is_full) and not inside[token.idx]:
+        if token.i > first and (token.idx in starts or is_full) and token.idx not in inside:
             yield first, token.i
             first = token.i
     yield first, len(doc)

@@ -34,7 +34,7 @@ def check_picture(path: Path, read: Sequence[Path] = ()) -> None:
     if path.suffix.lower().lstrip(".") not in formats:
         raise ConfigError(
             f"Can't draw {path}: expected a name that ends in one of .{', .'.join(sorted(formats))}, found "
-            f"'{path.suffix}'. Change --output."
+            f"'{path.suffix}'. Change the ending."
         )
     check_place(path, read)
 
@@ -145,11 +145,13 @@ def plot_learning_curve(scores: Mapping[int, Sequence[float]], path: Path, *, ti
 
 
 class Point(NamedTuple):
-    """A trial of a search. score (float | None): None: it was stopped early. values: The searched settings, by path."""
+    """A trial of a search. score (float): Its best so far, if it did not finish. state (str): As in `TrialRecord`.
+    values: The searched settings, by path.
+    """
 
     number: int
-    score: float | None
-    last_score: float
+    score: float
+    state: str
     values: Mapping[str, Any]
 
 
@@ -171,9 +173,9 @@ def plot_study(
         figure = new_figure(12, 4.0 + 3.0 * rows)
         above, below = figure.subfigures(2, height_ratios=[4.0, 3.0 * rows])
         history, bars = above.subplots(1, 2, width_ratios=[2, 1])
-        done = [point for point in points if point.score is not None]
+        done = [point for point in points if point.state == "complete"]
         _draw_trials(history, points, [float(point.number) for point in points])
-        bests = [max(point.score or 0.0 for point in done[: i + 1]) for i in range(len(done))]
+        bests = [max(point.score for point in done[: i + 1]) for i in range(len(done))]
         numbers = [point.number for point in done]
         history.step(numbers, bests, where="post", color=COLOURS[0], linewidth=1.5, label="best so far")
         if as_it_is is not None:
@@ -208,12 +210,16 @@ def plot_study(
 
 def _draw_trials(axes: Any, points: Sequence[Point], at: Sequence[Any]) -> None:
     """at (Sequence): The horizontal position of each point."""
-    for is_done, look in ((False, {"marker": "x", "color": "0.6"}), (True, {"marker": "o", "color": COLOURS[0]})):
-        chosen = [i for i, point in enumerate(points) if (point.score is not None) == is_done]
-        scores = [points[i].last_score for i in chosen]
+    ends = {"pruned": "stopped early", "complete": "to the end"}
+    for label, marker, color in (
+        ("not finished", "+", "0.6"),
+        ("stopped early", "x", "0.6"),
+        ("to the end", "o", COLOURS[0]),
+    ):
+        chosen = [i for i, point in enumerate(points) if ends.get(point.state, "not finished") == label]
         if chosen:
-            label = "to the end" if is_done else "stopped early"
-            axes.plot([at[i] for i in chosen], scores, linestyle="", markersize=5, alpha=0.8, label=label, **look)
+            look = {"linestyle": "", "marker": marker, "markersize": 5, "color": color, "alpha": 0.8}
+            axes.plot([at[i] for i in chosen], [points[i].score for i in chosen], label=label, **look)
 
 
 def _start(x: str, y: str, title: str) -> tuple[Any, Any]:

@@ -146,10 +146,10 @@ def needs_log(values: numpy.ndarray, *, of_all: bool = False) -> bool:
 def check_place(path: Path, read: Sequence[Path]) -> None:
     """Check the path of an output file. RAISES (ConfigError): It is a folder, or one of the input files."""
     if path.is_dir():
-        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
+        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file.")
     for other in read:
         if path.exists() and other.exists() and path.samefile(other):
-            raise ConfigError(f"Can't write {path}: it is one of the files to read, {other}. Change --output.")
+            raise ConfigError(f"Can't write {path}: it is one of the files to read, {other}. Choose another.")
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def save_whole(path: Path) -> Iterator[Path]:
         with replacing(path) as unfinished:
             yield unfinished
     except OSError as error:
-        raise ConfigError(f"Can't write {path}: {error}.{advice_on(error) or ' Change --output.'}") from error
+        raise ConfigError(f"Can't write {path}: {error}.{advice_on(error) or ' Choose another place.'}") from error
 
 
 def save(figure: Any, path: Path) -> None:
