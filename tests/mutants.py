@@ -332,8 +332,8 @@ def run_tests(
         if status is None:
             os.waitpid(process, 0)
         output.seek(0)
-        failed = [line.split() for line in output.read().splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        return status, [words[1] for words in failed]
+        failed = [line for line in output.read().splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return status, [line.partition(" ")[2].partition(" - ")[0] for line in failed]  # ids may have spaces
 
 
 def _in_fork(copy: Path, tests: Sequence[str], plugins: Sequence[Any]) -> int:

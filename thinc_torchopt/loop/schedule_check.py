@@ -228,7 +228,7 @@ def _far_below(trained: Sequence[Trained]) -> Iterator[str]:
     for group in trained:
         label = group.infos[0].algorithm
         usual = usual_rates(label)
-        if usual is not None and usual.is_factor and 0 < group.peak < usual.lowest / FAR:
+        if usual is not None and usual.is_factor and group.peak < usual.lowest / FAR:
             too_small[label] = max(group.peak, too_small.get(label, 0.0))
     for label, peak in too_small.items():
         yield (

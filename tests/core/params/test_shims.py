@@ -383,9 +383,7 @@ def test_shims_resume_to_the_bit_with_groups_and_averages(mxnet, kind):
     for left, right in zip(whole[3](), resumed[3]()):
         assert numpy.array_equal(left, right)
     assert whole[1].learn_rates == resumed[1].learn_rates == {"store": 0.02}
-    assert same_tree(
-        *({name: run[1].state_dict()[name] for name in ("params", "averages")} for run in (whole, resumed))
-    )
+    assert same_tree(*({key: run[1].state_dict()[key] for key in ("params", "averages")} for run in (whole, resumed)))
 
 
 @pytest.mark.parametrize("freeze", [True, False])

@@ -130,11 +130,8 @@ def test_state_match_drops_what_is_frozen_now(how):
         second.load_state_dict(first.state_dict(), on_growth="mean")
     before = params_of(nlp.get_pipe("plain").model)
     train(nlp, second, range(3, 5), exclude)
-    assert (
-        same(params_of(nlp.get_pipe("plain").model), before)
-        and second.nr_update.values()
-        and "plain/W" not in second.params
-    )
+    assert same(params_of(nlp.get_pipe("plain").model), before)
+    assert second.nr_update and "plain/W" not in second.params
 
 
 def test_state_match_says_what_cannot_be_renamed():

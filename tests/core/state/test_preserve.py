@@ -241,9 +241,7 @@ def test_fit_param_state_keeps_factored_state_factored():
         fitted = fit_param_state(torch.optim.Adafactor, state, old, grown)
         assert fitted["row_var"].shape == (*new[:-1], 1) and fitted["col_var"].shape == (*new[:-2], 1, new[-1])
         kept = tuple(map(slice, old))
-        assert torch.equal(fitted["row_var"][kept], state["row_var"]) and torch.equal(
-            fitted["col_var"][kept], state["col_var"]
-        )
+        assert all(torch.equal(fitted[key][kept], state[key]) for key in ("row_var", "col_var"))
         assert fitted["step"] is state["step"]
 
 
@@ -272,11 +270,7 @@ def test_fit_param_state_takes_a_counter_for_no_moment():
     """A param without dimensions has the shape of its step."""
     state = {"step": torch.tensor(7.0), "mu_product": torch.tensor(0.5), "exp_avg": torch.tensor(2.0)}
     fitted = fit_param_state(torch.optim.NAdam, state, (), torch.zeros(3))
-    assert (
-        fitted["step"].tolist() == 7.0
-        and fitted["mu_product"].tolist() == 0.5
-        and fitted["exp_avg"].tolist() == [2.0, 2.0, 2.0]
-    )
+    assert [fitted[key].tolist() for key in state] == [7.0, 0.5, [2.0, 2.0, 2.0]]
 
 
 @pytest.mark.parametrize("new", [(9, 3), (3, 8), (5, 4)])
@@ -287,14 +281,10 @@ def test_fit_param_state_keeps_the_variance_of_centered_rmsprop_above_zero(new):
     rng = numpy.random.default_rng(0)
     for value in rng.uniform(0.1, 2.0, size=200).astype("f"):
         grad_avg = torch.full((7, 3), float(value))
-        square_avg = grad_avg.square()
-        fitted = fit_param_state(
-            torch.optim.RMSprop, {"square_avg": square_avg, "grad_avg": grad_avg}, (7, 3), torch.zeros(new)
-        )
+        state = {"square_avg": grad_avg.square(), "grad_avg": grad_avg}
+        fitted = fit_param_state(torch.optim.RMSprop, state, (7, 3), torch.zeros(new))
         kept = tuple(slice(min(pair)) for pair in zip((7, 3), new))
-        assert torch.equal(fitted["square_avg"][kept], square_avg[kept]) and torch.equal(
-            fitted["grad_avg"][kept], grad_avg[kept]
-        )
+        assert all(torch.equal(fitted[key][kept], state[key][kept]) for key in state)
         variance = fitted["square_avg"].addcmul(fitted["grad_avg"], fitted["grad_avg"], value=-1)
         variance[kept] = 0  # those are torch's own
         assert variance.min() >= 0
@@ -320,10 +310,8 @@ def test_fit_param_state_follows_the_memory_format_of_the_param():
     assert fitted["exp_avg"].stride() == new.stride()
     assert torch.equal(fitted["exp_avg"][:4], optimizer.state[old]["exp_avg"])
     contiguous = nn.Parameter(torch.zeros(4, 3, 2, 2))  # the same shape, built anew
-    assert (
-        fit_param_state(torch.optim.Adam, optimizer.state[old], old.shape, contiguous)["exp_avg"].stride()
-        == contiguous.stride()
-    )
+    fitted = fit_param_state(torch.optim.Adam, optimizer.state[old], old.shape, contiguous)
+    assert fitted["exp_avg"].stride() == contiguous.stride()
 
 
 @pytest.mark.parametrize("old, new", [((4, 3, 6), (6, 2, 7)), ((3, 4), (4, 2)), ((2, 3, 4), (3, 2, 5))])
@@ -698,9 +686,8 @@ def test_preserve_optimizer_state_leaves_out_what_did_not_learn():
     names = {id(param): name for name, param in new_model.named_parameters()}
     # encoder.W was frozen; other.0.W was another optimizer's, and other.1.W is its neighbour's; an adapter in a frozen
     # encoder learns.
-    assert {names[id(param)] for group in made.param_groups for param in group["params"]} == {
-        *("head.W", "encoder.adapter")
-    }
+    found = {names[id(param)] for group in made.param_groups for param in group["params"]}
+    assert found == {"head.W", "encoder.adapter"}
 
 
 def test_preserve_optimizer_state_of_a_model_that_changed_in_place():
@@ -742,10 +729,8 @@ def test_preserve_optimizer_state_by_mappings():
     ]
     made = preserve_optimizer_state(optimizer, new_model, model, mappings)
     assert torch.equal(made.state[new_model.new.W]["exp_avg"][:4], optimizer.state[model.old.W]["exp_avg"])
-    stretched = nn.functional.interpolate(optimizer.state[model.positions]["exp_avg"].T[None], size=8, mode="linear")[
-        0
-    ].T
-    torch.testing.assert_close(made.state[new_model.positions]["exp_avg"], stretched)
+    stretched = nn.functional.interpolate(optimizer.state[model.positions]["exp_avg"].T[None], size=8, mode="linear")
+    torch.testing.assert_close(made.state[new_model.positions]["exp_avg"], stretched[0].T)
     assert not made.state[new_model.fresh]["exp_avg"].any() and made.state[new_model.fresh]["step"] == 0
     assert made.state[new_model.rest]["step"] == 4  # not named: matched as always
     by_dict = preserve_optimizer_state(optimizer, new_model, model, {"new.W": "old.W", "fresh": None})

@@ -61,8 +61,6 @@ class KnownPipeline:
 
     def excludes(self, names: Collection[str]) -> bool:
         """Whether a param belongs to excluded components only. names (Collection[str]): All its names."""
-        if not self.exclude:
-            return False
         excluded = set(map(escape, self.exclude))
         return bool(names) and all(name.partition("/")[0] in excluded for name in names)
 
