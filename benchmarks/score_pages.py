@@ -97,21 +97,19 @@ def claims(rows: list[Row]) -> str:
         return "Not measured yet."
     fresh = [row for row in rows if not TASKS[row.task].has_chosen]
     text = (
-        f"`best` was measured on {len(rows)} of {len(TASKS)} tasks so far ([tables](docs/recipes.md)). Points beside "
-        f"the config of `spacy init config`: {mean_and_worst(rows, 'stock')}, in {span_of(rows, 'stock')} of the CPU "
-        f"time; beside spaCy's Adam, tuned for each task: {mean_and_worst(rows, 'tuned')}, in "
-        f"{span_of(rows, 'tuned')}. "
+        f"`best` was measured on {len(rows)} of {len(TASKS)} tasks so far, {len(fresh)} of which did not choose it "
+        "([tables](docs/recipes.md)). Its points, beside those of two others:"
     )
-    if fresh:
-        text += (
-            f"On the {len(fresh)} that did not choose the recipe: {mean_and_worst(fresh, 'stock')}, and "
-            f"{mean_and_worst(fresh, 'tuned')}."
-        )
-    else:
-        text += "All of them had a part in choosing it."
+    table = ["| beside | in the mean, at worst | in this part of its CPU time | on those that did not choose it |"]
+    table.append("| --- | --- | --- | --- |")
+    names = {"stock": "the config of `spacy init config`", "tuned": "spaCy's Adam, tuned for each task"}
+    for arm, name in names.items():
+        on_fresh = mean_and_worst(fresh, arm) if fresh else ""
+        table.append(f"| {name} | {mean_and_worst(rows, arm)} | {span_of(rows, arm)} | {on_fresh} |")
+    text = "\n".join([filled(text), "", *table])
     if singles:
-        text += f" With one seed so far: {', '.join(singles)} against that Adam."
-    return filled(text)
+        text += "\n\n" + filled(f"With one seed so far: {', '.join(singles)} against that Adam.")
+    return text
 
 
 LEVER_TASKS = ("food", "ewt", "docs-issues", "genres-cnn")
@@ -164,7 +162,7 @@ def filled(text: str) -> str:
 def mean_and_worst(rows: list[Row], other: str) -> str:
     gains = {row.task: row.gain(other).mean for row in rows}
     worst = min(gains, key=gains.__getitem__)
-    return f"{mean(gains.values()):+.1f} in the mean, {gains[worst]:+.1f} at worst ({worst})"
+    return f"{mean(gains.values()):+.1f}, {gains[worst]:+.1f} ({worst})"
 
 
 def span_of(rows: list[Row], other: str) -> str:

@@ -98,6 +98,19 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right))
 
 
+def same_tree(one: Any, other: Any) -> bool:
+    """Whether dicts, lists and values are equal, and of the same types; tensors are bit-identical."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_tree(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same_tree, one, other))
+    return bool(one == other or (one != one and other != other))  # NaN
+
+
 def toy_examples(nlp: Language, n: int = 12) -> list[Example]:
     """Sentences with tags, a tree, entities and a category."""
     examples = []

@@ -366,6 +366,8 @@ def survives(
             path.write_bytes(source)
         if not failed or not run_tests(copy, failed, limit)[1]:
             break
+        if failed[0] in failing:
+            sys.exit(f"Can't test mutants: {failed[0]} can't be collected, with or without one.")
         failing += ["--deselect", failed[0]]
     reasons = {
         0: "all tests pass",

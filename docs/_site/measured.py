@@ -16,16 +16,16 @@ IN_THE_HEADING = (" points against spaCy's template", " of its time", " against 
 
 
 def table() -> str:
-    """The table, and the words below it."""
+    """The words above the table, and the table."""
     rows, about = measurements()
-    points = "points against spaCy's template (of its time), against its optimizer, tuned (of its time)"
+    points = "points beside spaCy's template (time), beside its optimizer, tuned (time)"
     lines = [f"| you train | on | take | what to expect: {points} |", "| --- | --- | --- | --- |"]
     for row in rows:
         expect = row.expect
         for words in IN_THE_HEADING if row.factories else ():
             expect = expect.replace(words, "")
         lines.append(f"| {row.train} | {row.on} | {row.instead or f'`{row.take}`'} | {expect} |")
-    return "\n".join([*lines, "", *textwrap.wrap(about, 120, break_long_words=False, break_on_hyphens=False)])
+    return "\n".join([*textwrap.wrap(about, 120, break_long_words=False, break_on_hyphens=False), "", *lines])
 
 
 def written() -> str:

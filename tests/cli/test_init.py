@@ -859,7 +859,7 @@ def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.MOST", 7)
     monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.LEAST", 1)
     draft, new = run(OWN, "best", tmp_path)
-    assert Config().from_str(new)["training"]["max_steps"] == 7 and "at most 7" in " ".join(draft.changes)
+    assert Config().from_str(new)["training"]["max_steps"] == 7 and "the maximum is 7" in " ".join(draft.changes)
 
 
 @pytest.mark.parametrize(

@@ -416,8 +416,9 @@ def test_init_prints_the_numbers_of_its_texts(share, tmp_path, monkeypatch):
     steps, least = training["max_steps"], math.ceil(600 / part)
     assert least <= steps < least + training["eval_frequency"] and steps % training["eval_frequency"] == 0
     assert (
-        f" Ends at step {steps}: at least {least}, as 'ner' learns from {part:.0%} of the words; 20 epochs (more than "
-        f"10, as {spans} spans are few) over {len(train)} texts with {7 * len(train)} words would be {batches}. "
+        f" Ends at step {steps}: the minimum is {least}, as 'ner' learns from {part:.0%} of the words; 20 epochs "
+        f"(more than 10, as {spans} spans are few) over {len(train)} texts with {7 * len(train)} words would be only "
+        f"{batches} steps. "
     ) in chose
 
 

@@ -36,14 +36,16 @@ def test_suspects_are_listed_written_accepted_and_trained_on(trained, tmp_path):
     same = sum(row["meta"]["proposed"] == row["meta"]["annotated"] for row in rows)
     assert (f"In {same} nothing else is proposed" in found.stdout) == bool(same)
     rows[0] |= {"answer": "accept", "tags": ["NEW", *rows[0]["tags"][1:]]}
+    rows.append(rows[0] | {"tags": ["NEW"]})
     rows.append({"text": "foreign", "words": ["foreign"], "spaces": [False], "tags": ["JJ"], "answer": "accept"})
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     new = tmp_path / "corpus.spacy"
     again = spacy_cli("torchopt", "suspects", trained, "--output", tmp_path / "rows.jsonl", check=False)
-    assert "rows.jsonl': it has 2 answers. Give another name." in again.stderr
+    assert "rows.jsonl': it has 3 answers. Give another name." in again.stderr
     found = spacy_cli("torchopt", "suspects", trained, "--accepted", tmp_path / "rows.jsonl", "--output", new)
     otherwise = sum(doc[0].tag_ == "NEW" for doc in DocBin().from_disk(new).get_docs(Vocab()))
     assert f"Saved the corpus to {new}: 2 accepted rows, {otherwise} texts annotated otherwise." in found.stdout
+    assert "Texts whose annotations don't fit them: 1 (" in found.stdout
     assert "Left out, as the corpus lacks them or has them in other words: 1 text." in found.stdout
     found = spacy_cli(
         "torchopt", "init", tmp_path / "again.cfg", "--lang", "xx", "--paths.train", new, "--paths.dev", new
@@ -66,6 +68,7 @@ def test_suspects_have_cells_of_40_letters():
     ("arguments", "said"),
     [
         (("--component", "ner"), "Can't show 'ner': expected one of tagger, which were recorded."),
+        (("--label", "VBX"), "Can't show 'VBX': no annotation or prediction with this label was recorded."),
         (("--output", "x.txt"), "Can't write 'x.txt': expected --output with a name that ends in .jsonl."),
         (("--accepted", __file__), "expected --output with a name that ends in .spacy."),
         (

@@ -716,7 +716,7 @@ def updates_without_schedules(optimizer, n, *, moves_after=()):
 @pytest.mark.parametrize(
     ("settings", "place", "value"),
     [
-        ({"learn_rate": warmup_linear(0.1, 10, 100)}, "learn_rate", "0"),
+        ({"learn_rate": warmup_linear(0.1, 10, 100), "grad_clip": warmup_linear(1.0, 2, 9)}, "learn_rate", "0"),
         ({"learn_rate": warmup_cosine(0.001, 80, 600)}, "learn_rate", "0"),
         ({"learn_rate": warmup_stable_decay(0.001, 80, 20, 600)}, "learn_rate", "0"),
         ({"learn_rate": our_warmup_linear(0.001, 80, 600)}, "learn_rate", "1.25e-05"),

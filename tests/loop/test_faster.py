@@ -1,6 +1,7 @@
 """Oracle: spaCy's own `Language.update`, in the same run."""
 
 import gc
+from functools import wraps
 
 import pytest
 import spacy
@@ -89,6 +90,19 @@ def test_examples_are_kept_over_updates(monkeypatch):
     first, second = seen
     assert all(type(one) is KeptExample and one is other for one, other in zip(first, second))
     assert all(one.x is example.x for one, example in zip(first, examples))
+
+
+def test_wrapped_losses_count(monkeypatch):
+    """`functools.wraps` gives a function of the user's the module of spaCy's."""
+    results = []
+    for switch in ("0", "1"):
+        monkeypatch.setenv(faster.SWITCH, switch)
+        nlp, examples = pipeline(["tagger"])
+        tagger = nlp.get_pipe("tagger")
+        theirs = tagger.get_loss
+        tagger.get_loss = wraps(theirs)(lambda *given, theirs=theirs: (2 * theirs(*given)[0], theirs(*given)[1]))
+        results.append(update(nlp, examples, times=2))
+    assert results[0] == results[1]
 
 
 class Writer:

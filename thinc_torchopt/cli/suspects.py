@@ -57,11 +57,10 @@ def suspects(
         cli_util().import_code(code_path)
         found = read_suspects(folder)
         if accepted_path is not None and output_path is not None:
-            n_rows, n, lost = found.replace(accepted_path, output_path)
+            n_rows, n, notes = found.replace(accepted_path, output_path)
             told = f"{count(n_rows, 'accepted row')}, {count(n, 'text')} annotated otherwise"
             console.print(f"Saved the corpus to {output_path}: {told}.", markup=False)
-            if lost:
-                console.print(f"Left out, as the corpus lacks them or has them in other words: {count(lost, 'text')}.")
+            print_notes(console, notes)
             return
         if component is not None and component not in found.components:
             raise ConfigError(
@@ -72,6 +71,8 @@ def suspects(
             rows += (shown := found.of(name, most, label))
             console.print(f"{name}:", markup=False)
             print_table(console, _HEADERS, [_cells(one) for one in shown], numbers=["text", "score"])
+        if label is not None and not rows:
+            raise ConfigError(f"Can't show '{label}': no annotation or prediction with this label was recorded.")
         if output_path is not None:
             write_text(output_path, "".join(f"{json.dumps(one.row(), ensure_ascii=False)}\n" for one in rows))
     print_notes(console, list(found.notes))

@@ -90,4 +90,5 @@ def update_of_words(pipe: Any) -> Callable[..., Any] | None:
 
 
 def _is_spacys(method: Any) -> bool:
-    return bool(method.__module__.startswith("spacy."))
+    """And not a wrapper of it, which has its name."""
+    return bool(method.__module__.startswith("spacy.")) and not hasattr(method, "__wrapped__")

@@ -342,8 +342,8 @@ class RunCheckpoints:
         if self.stream.go_on_from(saved.data, progress_bar=self.settings.progress_bar):
             return
         cause = (
-            "The data has changed, or was used up or shuffled in place before, or its reader uses random generators "
-            "other than Python's and NumPy's global ones. Restore the old data"
+            "The texts have changed, or were used up or shuffled in place before, or their reader uses random "
+            "generators other than Python's and NumPy's global ones. Restore the old ones, or train in another folder"
         )
         if names := self._named(saved.differences(self._values, self._identity), self._of_batches):
             cause = f"The likely cause is the change of {names}. Undo it"
@@ -392,13 +392,10 @@ class RunCheckpoints:
         if self._progress.was_stopped:
             more = "A rule or listener ended it."
         elif self._optimizer.spans_training:
-            more = (
-                "Its learning rate has fallen to the end, so it can't be made longer: start from the beginning with a "
-                "larger max_steps in [training]."
-            )
+            more = "Its learning rate has fallen to the end, so it can't be made longer."
         return (
             f"Nothing to do: the training in {self.folder} was finished, after step {step}. {more} To start from the "
-            "beginning, add --training.optimizer.checkpoint.resume never, or give another folder."
+            "beginning, give another --output, or add --training.optimizer.checkpoint.resume never."
         )
 
     # ------------------------------------------------------------------ as a listener

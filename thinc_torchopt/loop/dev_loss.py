@@ -30,7 +30,7 @@ from torch.nn.parameter import is_lazy
 from ..core.errors import ControllerError
 from ..core.host import Dropout, buffers_of, components_of, module_of, put_buffer_back, scaler_of, swap_grads
 from ..core.optimizer import TorchOptimizer
-from ..core.params import components_with_model, computing_all_in, torch_params, trainable_components
+from ..core.params import components_with_model, computing_all_in, torch_params, trainable_components, unescape
 from .components import is_trained
 from .model_state import is_plain, on_cpu, same_values
 from .random_state import preserved_random
@@ -143,7 +143,7 @@ class DevLosses:
             if not str(error).startswith("[E910]"):
                 raise
             # spaCy stops at the first NaN, so the losses of later components are unknown.
-            return {name: math.nan for name, _ in trainable_components(self._nlp, self._exclude)}
+            return {unescape(name): math.nan for name, _ in trainable_components(self._nlp, self._exclude)}
         return losses
 
     @staticmethod

@@ -12,6 +12,7 @@ from . import needs_flwr  # noqa: F401  isort:skip
 
 from thinc_torchopt.addons.federated.client import find_state, keep_state, open_pipeline
 
+from ...models import same_tree
 from .pipelines import paths, small_config
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
@@ -28,16 +29,6 @@ STATES = st.dictionaries(
 )
 
 
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other and type(one) is type(other)
-
-
 @given(STATES, STATES)
 def test_state_comes_back_as_it_was(before, now):
     with TemporaryDirectory() as name:
@@ -45,7 +36,7 @@ def test_state_comes_back_as_it_was(before, now):
         keep_state(folder, "a", 3, 4, before)
         keep_state(folder, "a", 4, 5, now)
         for round, state in ((4, before), (5, now)):
-            assert same(find_state(folder, "a", round, "north"), state)
+            assert same_tree(find_state(folder, "a", round, "north"), state)
 
 
 @pytest.mark.parametrize(

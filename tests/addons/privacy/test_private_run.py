@@ -396,6 +396,7 @@ NORMALIZED = {"@torch_optimizers": "thinc-torchopt.Modular.v1", "normalize": "ex
         ),
         ({BATCHER: {"@batchers": "thinc-torchopt.poisson.v1", "size": 5000}}, ConfigError, "'size' in .*at most the"),
         ({"training__max_epochs": -1}, ConfigError, "streamed corpus"),
+        ({OPTIMIZER + "recorder": {"@misc": "thinc-torchopt.Recorder.v1"}}, ConfigError, "the record tells"),
         ({OPTIMIZER + "precision": "bf16"}, ConfigError, "precision = 'bf16'"),
         (ENDLESS, ConfigError, r"'noise_multiplier' in .*depends on the number of updates, found None\. Set max_steps"),
         (BUDGETED, ConfigError, "'target_epsilon' in .*could end the training before the learning rate falls"),

@@ -143,6 +143,9 @@ def test_listening_leaves_the_models_as_they_were():
 
 def test_recorder_changes_no_weight_and_records_every_text(tmp_path, corpus):
     changes = {"parser": True, "training__accumulate_gradient": 2}
+    tagger = config_for(tmp_path, corpus)["components"]["tagger"]
+    changes |= {"components__tagger": None, "components__tägger+": tagger}
+    changes |= {"nlp__pipeline": ["tok2vec", "tägger+", "parser"], "training__score_weights": {"tag_acc": 1.0}}
     run(config_for(tmp_path / "without", corpus, **changes), tmp_path / "without")
     run(recorded(tmp_path / "with", corpus, **changes), tmp_path / "with")
     assert digests(tmp_path / "with") == digests(tmp_path / "without")
@@ -150,7 +153,7 @@ def test_recorder_changes_no_weight_and_records_every_text(tmp_path, corpus):
     nlp = spacy.load(tmp_path / "with" / "model-last")
     docs = [*DocBin().from_disk(corpus["train"]).get_docs(nlp.vocab)]
     keys = {digest(Example(nlp.make_doc(doc.text), doc)) for doc in docs}
-    assert {name: texts.keys() for name, texts in record.units.items()} == {"tagger": keys, "parser": keys}
+    assert {name: texts.keys() for name, texts in record.units.items()} == {"tägger+": keys, "parser": keys}
 
 
 def test_recorder_of_a_resumed_run_writes_the_same_file(tmp_path, corpus):

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy
 import pytest
 from spacy.tokens import Doc, DocBin, Span
-from spacy.training import Example
+from spacy.training import Corpus, Example
+from spacy.util import registry
 
 from thinc_torchopt.addons.report import kinds, suspects
 from thinc_torchopt.addons.report.report import read_report
@@ -270,9 +271,10 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
 
     row = first.row() | {"answer": "accept"}
     assert row["tags"][1] == "VBZ"
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    about_another_word = row | {"tags": [token.tag_ for token in docs[7]]}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(about_another_word)}")
     # Others have the same words, and "VBZ".
-    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (1, 1, 0)
+    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (2, 1, [])
     new = [*DocBin().from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert [doc[1].tag_ for doc in new] == ["VBZ"] * len(docs)
 
@@ -287,18 +289,21 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
 
 
 def test_what_no_component_learns_stays_in_the_corpus(tmp_path, corpus):
-    config = config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER)
+    """Nor do texts go that the reader leaves out."""
+    config = config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER, corpora__train__limit=20)
     run(config, tmp_path / "run")
     found = read_suspects(tmp_path / "run")
-    before = [example.reference for example in found.examples]
+    before = [*DocBin(store_user_data=True).from_disk(corpus["train"]).get_docs(found.nlp.vocab)]
+    assert len(found.examples) == 20 < len(before)
     row = found.of("tagger", 1)[0].row() | {"answer": "accept"}
     del row["heads"], row["deps"]
     row["tags"] = ["NEW"] * len(row["words"])
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    _, n, lost = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
-    assert lost == 0
+    _, n, notes = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
+    assert notes == []
     after = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(found.nlp.vocab)]
     assert n == sum(doc.text == row["text"] for doc in before) == sum(doc[0].tag_ == "NEW" for doc in after)
+    assert len(before) == len(after)
     for old, new in zip(before, after):
         assert [(t.head.i, t.dep_, t.morph) for t in old] == [(t.head.i, t.dep_, t.morph) for t in new]
         assert (old.cats, [*map(str, old.ents)]) == (new.cats, [*map(str, new.ents)])
@@ -311,6 +316,10 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     nlp.initialize(lambda: examples)
     examples[1].reference.set_ents([Span(examples[1].reference, 1, 2, "CITY")])
     examples[0].reference.user_data["id"] = 7
+    DocBin(docs=[one.reference for one in examples], store_user_data=True).to_disk(tmp_path / "train.spacy")
+    config = nlp.config
+    config["corpora"]["train"]["path"] = config["corpora"]["dev"]["path"] = str(tmp_path / "train.spacy")
+    nlp.config = config
     found = object.__new__(Suspects)
     found.nlp, found.examples, found._kinds = nlp, examples, kinds.kinds_of(nlp, examples)
     person, city = {"start": 0, "end": 4, "label": "PERSON"}, {"start": 16, "end": 22, "label": "CITY"}
@@ -319,11 +328,19 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
         for i, spans in ((0, [city]), (0, [person]), (1, []))
     ]
     rows.append({"text": "Not there.", "spans": []})
+    for end in (10, 14):  # "Anna likes", "Anna likes red"
+        rows.append(rows[2] | {"spans": [{"start": 0, "end": end, "label": "PERSON"}]})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy") == (4, 2, 1)
+    n_rows, n, notes = found.replace(tmp_path / "rows.jsonl", tmp_path / "new.spacy")
+    assert (n_rows, n) == (6, 2)
+    assert notes == [
+        "Rows of one text contradict each other, and not all are put there: 1 text.",
+        "Left out, as the corpus lacks them or has them in other words: 1 text.",
+    ]
     docs = [*DocBin(store_user_data=True).from_disk(tmp_path / "new.spacy").get_docs(nlp.vocab)]
     assert docs[0].user_data == {"id": 7}
-    assert [[*doc.ents] for doc in docs] == [[], []]  # each row has dropped one of the two of the first text
+    # Each row has dropped one of the two of the first text; the last one of the second holds.
+    assert [[str(ent) for ent in doc.ents] for doc in docs] == [[], ["Anna likes red"]]
 
 
 def test_a_head_that_would_close_a_circle_is_not_put_there(examples):
@@ -349,6 +366,19 @@ def test_report_of_a_corpus_that_has_moved_is_made_without_suspects(tmp_path, co
     found = read_report(tmp_path / "log.jsonl", model=tmp_path / "run" / "model-best")
     [note] = [note for note in found.runs[0].notes if note.startswith("Annotations that may be wrong are not shown.")]
     assert "Can't read the training texts" in note
+
+
+@registry.readers("suspects-both")
+def both(first: str, second: str):
+    return {"train": Corpus(first), "dev": Corpus(second)}
+
+
+def test_suspects_of_corpora_that_one_function_reads(tmp_path, corpus):
+    config = config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER)
+    files = {"first": str(corpus["train"]), "second": str(corpus["dev"])}
+    config["corpora"] = {"@readers": "suspects-both", **files}
+    run(config, tmp_path / "run")
+    assert len(read_suspects(tmp_path / "run").of("tagger", 1)) == 1
 
 
 def test_suspects_without_a_record_are_refused(tmp_path, corpus):

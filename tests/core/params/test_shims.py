@@ -15,8 +15,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import NonFiniteGradError, NonFiniteGradWarning, ParamError
 
-from ...models import params_of, toy_pipeline
-from ..state.test_files import same
+from ...models import params_of, same_tree, toy_pipeline
 
 
 def plain(algorithm=None, learn_rate=0.01, **settings):
@@ -384,7 +383,9 @@ def test_shims_resume_to_the_bit_with_groups_and_averages(mxnet, kind):
     for left, right in zip(whole[3](), resumed[3]()):
         assert numpy.array_equal(left, right)
     assert whole[1].learn_rates == resumed[1].learn_rates == {"store": 0.02}
-    assert same(*({name: run[1].state_dict()[name] for name in ("params", "averages")} for run in (whole, resumed)))
+    assert same_tree(
+        *({name: run[1].state_dict()[name] for name in ("params", "averages")} for run in (whole, resumed))
+    )
 
 
 @pytest.mark.parametrize("freeze", [True, False])

@@ -331,9 +331,13 @@ def test_readers_of_folders_and_archives(tmp_path):
     folder = tmp_path / "all"
     folder.mkdir()
     (folder / "a.txt").write_bytes(b"Anna flew\r\nto Oslo.")
-    (folder / "a.ann").write_text("T1\tPER 0 4\tAnna\nT2\tGPE 14 18\tOslo\nT3\tX 0 4;5 9\tAnna flew\nR1\tOf Arg1:T1\n")
+    (folder / "a.ann").write_text(
+        "T1\tPER 0 4\tAnna\nT4\tGOAL 5 13\tflew to\nT2\tGPE 14 18\tOslo\nT3\tX 0 4;5 9\tAnna flew\nR1\tOf Arg1:T1\n"
+    )
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines([TEXT]).encode()))
     (folder / "LICENSE").write_text("Do as you like.")
+    (folder / "config.cfg").write_text("[paths]\ntrain = null\n")
+    (folder / "logo.png").write_bytes(b"\x89PNG\0" + bytes(range(256)))
     (folder / ".hidden").write_text("{")
     DocBin(docs=[NLP("No.")]).to_disk(folder / "c.spacy")
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
@@ -342,11 +346,39 @@ def test_readers_of_folders_and_archives(tmp_path):
     for path in (folder, tmp_path / "all.zip"):
         docs, told = read_docs(NLP, path)
         assert [doc.text for doc in docs] == ["Anna flew\r\nto Oslo.", "Anna flew to Oslo.", "No."]
-        assert [(ent.text, ent.label_) for ent in docs[0].ents] == [("Anna", "PER"), ("Oslo", "GPE")]
-        assert told.misfits.counts == {"Files of no known form": 1}
+        assert [(ent.text, ent.label_) for ent in docs[0].ents] == [
+            ("Anna", "PER"),
+            ("flew\r\nto", "GOAL"),
+            ("Oslo", "GPE"),
+        ]
+        assert told.misfits.counts == {"Files of no known form": 3}
         assert set(told.unused) == {"entities in several parts", "lines that begin with R"}
     docs, _ = read_docs(NLP, folder / "a.ann")
     assert len(docs) == 1 and not (tmp_path.parent / "a.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "ents", "cats"),
+    [
+        ("# id domain=x\nAnna _ B-P\nflew _ O\n\n# id domain=y\n# _ B-Q\n1 _ O\n", [["Anna"], ["#"]], [{}, {}]),
+        (
+            lines([{"text": "a b", "label": [{"start": 0, "end": 1, "text": "a", "labels": ["X"]}]}]),
+            [["a"]],
+            [{}],
+        ),
+        (
+            lines([{"text": "a", "accept": ["X"]}, {"text": "b", "accept": []}]),
+            [[], []],
+            [{"X": 1.0}, {"X": 0.0}],
+        ),
+        (lines([{"text": "a", "label": "X"}, {"text": "b", "label": ""}]), [[], []], [{"X": 1.0}, {}]),
+    ],
+    ids=["comments like words", "Label Studio's short form", "no options", "empty label"],
+)
+def test_readers_of_variants(tmp_path, content, ents, cats):
+    docs, _ = read(tmp_path, content)
+    assert [[ent.text for ent in doc.ents] for doc in docs] == ents
+    assert [doc.cats for doc in docs] == cats
 
 
 def test_readers_of_spacys_older_forms(tmp_path):

@@ -677,7 +677,8 @@ def test_param_groups_need_a_pipeline():
 
 
 def test_param_groups_cascade_says_which_settings_go_by_name():
-    nothing = {"param_groups": {}, "per_param_lr": None, "layer_decay": None}
+    nothing = dict.fromkeys(("per_param_lr", "layer_decay"), None) | {"new_params_warmup": 0, "keep_apart": False}
+    nothing["param_groups"] = {}
     assert not Cascade(AdamW(), Schedules(), **nothing, skip_decay="bias_and_norm").goes_by_name
     assert Cascade(AdamW(), Schedules(), **{**nothing, "per_param_lr": {"*": 0.1}}, skip_decay=None).goes_by_name
 

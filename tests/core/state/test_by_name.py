@@ -33,7 +33,7 @@ from thinc_torchopt.core.params import pipeline as params_pipeline
 from thinc_torchopt.core.schedules.plateau import plateau
 
 from ...conftest import HAS_MUON, needs_gpu
-from ...models import backprop, params_of, same, slots, toy_pipeline
+from ...models import backprop, params_of, same, same_tree, slots, toy_pipeline
 from ..settings.test_param_groups import Encoder
 
 # All the others are in tests/test_every_optimizer.py.
@@ -160,7 +160,7 @@ ROW = {
     "master": None,
     "state": {},
 }
-NAME = "torch-x/pytorch/pooler/weight"
+NAME, BIAS = (f"torch-x/pytorch/pooler/{name}" for name in ("weight", "bias"))
 BAD = [
     (("version",), 99, StateError, "expected version 3, found version 99. It was written by a newer"),
     (("version",), 1, StateError, "found version 1.*older"),
@@ -174,12 +174,9 @@ BAD = [
     (("params", NAME, "frozen_until"), -3.0, StateError, "frozen_until' to be a step, or infinite, found -3.0"),
     (("params", NAME, "updates"), -3, StateError, "updates' to be a whole number from 0 to 100,000,000, found -3"),
     (("params", NAME, "state"), 5, StateError, f"'params/{NAME}/state' to be a dict, found 5"),
-    (
-        ("groups", "default", "params"),
-        ["x"],
-        StateError,
-        r"expected param '.*' in the param group 'default', found it in none",
-    ),
+    (("params", NAME, "state"), {}, StateError, r"expected \['exp_avg', .* keeps with its current options, found \[\]"),
+    (("groups", "top", "params"), ["x"], StateError, "param group 'top', found it in none, and 1 more in others"),
+    (("params", BIAS, "label"), "z", StateError, rf"'{BIAS}' in the param group 'default', found it in 'z'\. \["),
     (("schedules",), {}, StateError, "found one without"),
     (("schedules", "learn_rate", "position"), "x", StateError, "expected 'position' to be a whole number"),
     (("step",), 10**12, StateError, "expected 'step' to be a whole number from 0"),
@@ -425,6 +422,8 @@ def test_state_is_loaded_in_the_middle_of_a_training(state_to_damage):
         assert not any(param.requires_grad for param in frozen)
         optimizer.load_state_dict(saved)
         assert not any(param.requires_grad for param in frozen)
+        with scaler_on(models):
+            optimizer.load_state_dict(changed(saved, "grad_scalers", value={}))
         steps(optimizer, models, 6, start=3)
         assert all(param.requires_grad for param in frozen)
     with optimizer.training():
@@ -434,6 +433,7 @@ def test_state_is_loaded_in_the_middle_of_a_training(state_to_damage):
 
 OWN = {
     "torch": lambda: TorchOptimizer(AdamW(amsgrad=True)),
+    "momentum": lambda: TorchOptimizer(SGD(momentum=0.9)),
     "drop-in": lambda: drop_ins.Adam(L2=0.01),
     "modular": lambda: TorchOptimizer(
         modular.create(
@@ -455,7 +455,7 @@ def test_state_of_a_param_that_is_damaged_is_refused(name):
     kept = saved["params"][NAME]["state"]
     assert kept
     for key, value in kept.items():
-        junk = [None, "five", [3.0], {}, -3, 2.5, torch.ones(7), 1 if value is False else True]
+        junk = [REMOVED, None, "five", [3.0], {}, -3, 2.5, torch.ones(7), 1 if value is False else True]
         junk += [torch.ones(3, 6, 2)] if isinstance(value, torch.Tensor) else [torch.ones(())]
         for found in junk:
             with pytest.raises(StateError, match=f"state of param '{NAME}'.*'{key}'"):
@@ -502,7 +502,13 @@ def test_state_by_name_names_the_pipeline_once(monkeypatch):
         backprop(model, numpy.random.default_rng(0))
         model.finish_update(optimizer)
     assert len(walked) == 2
-    saved = optimizer.state_dict()
+    for model in models:
+        backprop(model, numpy.random.default_rng(1))
+    saved = copy.deepcopy(optimizer.state_dict())
+    grads = copy.deepcopy(saved["grads"])
     assert len(walked) == 4
     optimizer.load_state_dict(saved)
     assert len(walked) == 6
+    for model in models:
+        backprop(model, numpy.random.default_rng(2))  # adds to gradients of its own
+    assert same_tree(saved["grads"], grads)

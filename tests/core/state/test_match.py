@@ -6,6 +6,7 @@ import copy
 
 import numpy
 import pytest
+import torch
 from thinc.api import Linear
 
 from thinc_torchopt import TorchOptimizer
@@ -13,7 +14,7 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.errors import ConfigError, GrowthWarning, StateError
 
-from ...models import backprop, mixed_model, params_of, same, toy_pipeline
+from ...models import backprop, mixed_model, params_of, same, same_tree, toy_pipeline
 
 SETTINGS = {"averages": EMA(), "param_groups": {"top": {"params": ["*/pytorch/3/*"], "lr_scale": 0.5}}}
 PLACES = ("tagger", "morphologizer", "ner")  # spaCy's components, of which only names and models count here
@@ -23,7 +24,9 @@ def pipeline(*names):
     """A component of each name, each with a model of its own."""
     nlp = toy_pipeline(PLACES[: len(names)], shared=False)
     for place, name in zip(list(nlp.pipe_names), names):
-        nlp.get_pipe(place).model = Linear(3, 5).initialize() if name.startswith("plain") else mixed_model()
+        nlp.get_pipe(place).model = model = Linear(3, 5).initialize() if name.startswith("plain") else mixed_model()
+        for shim in [shim for node in model.walk() for shim in node.shims]:
+            shim._model[1] = torch.nn.BatchNorm1d(6)  # with buffers
         nlp.rename_pipe(place, name)
     return nlp
 
@@ -101,6 +104,7 @@ def test_state_match_is_as_within_one_process(name):
     train(nlp, second, range(4, 8))
     assert same(all_params(nlp), expected) and same(averaged(nlp, second), expected_averages)
     assert second.learn_rates == first.learn_rates
+    assert same_tree(*(one.state_dict()["averages"]["module_steps"] for one in (first, second)))
 
 
 def raw_params(nlp):

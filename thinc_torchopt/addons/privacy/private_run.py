@@ -476,6 +476,11 @@ def _check_settings(optimizer: TorchOptimizer) -> None:
         raise ConfigError(
             f"Can't train with {BLOCK} and precision = {optimizer.precision!r}: the norms of gradients need float32."
         )
+    if "recorder" in optimizer.attachments:
+        raise ConfigError(
+            f"Can't train with {BLOCK} and [training.optimizer.recorder]: the record tells how hard each text was, "
+            "which is not private. Remove one of the blocks."
+        )
     for name, algorithm in optimizer.torch_optimizers.items():
         if getattr(algorithm, "normalize", None) is not None:
             raise ConfigError(

@@ -193,9 +193,9 @@ def find_end(
     least = min(math.ceil(LEAST / max(share, LEAST_SHARE)), MOST)
     if counted < least:
         part = f", as '{name}' learns from {share:.0%} of the words" if least > LEAST else ""
-        reason = f"at least {least:,}{part}; {reason} would be {counted:,}"
+        reason = f"the minimum is {least:,}{part}; {reason} would be only {counted:,} steps"
     elif counted > MOST:
-        reason = f"at most {MOST:,}; {reason} would be more"
+        reason = f"the maximum is {MOST:,}; {reason} would be more"
     steps = min(max(counted, least), MOST)
     every = min(training["eval_frequency"], -(-steps // _EVALUATIONS))
     batch = mean(batches) / max(total, 1)  # as a part of the corpus

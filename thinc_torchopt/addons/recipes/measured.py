@@ -35,7 +35,7 @@ class Measured:
 
 @lru_cache(maxsize=1)
 def measurements() -> tuple[list[Measured], str]:
-    """All rows, and the words below their table."""
+    """All rows, and the words above their table."""
     read: dict[str, Any] = srsly.read_yaml(FILE)  # type: ignore[attr-defined]
     return [Measured(**row) for row in read["rows"]], read["about"]
 

@@ -318,7 +318,7 @@ class Draft:
         averages.put("@misc", "thinc-torchopt.EMA.v1")
         averages.put("decay", round(1 - 1 / horizon, 4))
         self._replace("averages", averages)
-        self.optimizer.section.put("use_averages", False)
+        self.optimizer.section.put("use_averages", False, "The averages are those of the block below.")
         self.changes.append(
             f"averages: of about {horizon} updates, {BEST_HORIZON:.0%} of the training. They are evaluated and saved."
         )

@@ -17,7 +17,7 @@ from spacy.training import Example
 from ...core.errors import ConfigError
 from ...core.kinds import Kind, kind_in
 from ...core.log import inform
-from ...core.params import trainable_components
+from ...core.params import trainable_components, unescape
 from ...core.record import Digest, Record, digest
 from ...core.state import advice_on
 from ...loop.events import Control, Evaluate, OptimizerStep, Save, StepEnd, TrainBegin
@@ -72,7 +72,8 @@ class RunRecorder:
         self._examples = [(example, digest(example)) for example in examples]
         nlp = self._run.nlp
         with ExitStack() as stack:
-            for name, model in trainable_components(nlp, self._run.exclude):
+            for escaped, model in trainable_components(nlp, self._run.exclude):
+                name = unescape(escaped)
                 kind = self._kinds.get(name) or self._kinds.setdefault(name, kind_in(nlp, name))
                 if is_recorded(kind):
                     stack.enter_context(listening(model, kind, partial(self._receive, name)))

@@ -28,6 +28,7 @@ from ...core.kinds import kind_in
 from ...core.readers import read_docs
 from ...core.record import FOLDER, Record, digest, hardness_of
 from ...core.state import replacing
+from ...core.words import count
 from .errors import Passage, load, passages_of
 from .kinds import Categories, Item, Items, Kind, Place, TokenLabels, Trees, kinds_of
 from .labels import shown
@@ -38,6 +39,8 @@ _OF_RARITY: Final = 0.3
 WHEN: Final = ("early", "late", "never")
 # Words shown on each side of a suspect.
 _AROUND: Final = 4
+# Settings of spaCy's readers with which they give every text, in one piece.
+_ALL: Final = {"limit": 0, "max_length": 0, "min_length": 0, "gold_preproc": False}
 # Texts that the pipeline is asked about at once.
 _AT_ONCE: Final = 64
 
@@ -360,29 +363,51 @@ class Suspects:
                 costs[i] += one.cost(i)
         return heapq.nlargest(most, costs.items(), key=lambda one: one[1])
 
-    def replace(self, accepted: Path, path: Path) -> tuple[int, int, int]:
+    def replace(self, accepted: Path, path: Path) -> tuple[int, int, list[str]]:
         """Write the corpus with the annotations of a file for the texts with the same words. What no component of the
-        pipeline learns stays. Of several rows of a text, each puts its own change there.
+        pipeline learns stays. Of several rows of a text, each puts its own change there. A row of `Suspect` changes no
+        annotations that differ from those that it was made from.
 
         accepted (Path): In any form that `init` reads. path (Path): The new file, in spaCy's format.
-        RETURNS (tuple): The rows of the file; the texts that have other annotations now; and those of the file that the
-            corpus lacks, or has in other tokens.
+        RETURNS (tuple): The rows that were accepted; the texts that have other annotations now; and what was left
+            out, in words.
         """
-        given: dict[str, list[Doc]] = defaultdict(list)
-        for new in read_docs(self.nlp, accepted)[0]:
-            given[new.text].append(new)
-        docs, changed, found = [example.reference.copy() for example in self.examples], set(), set()
-        for i, (doc, example) in enumerate(zip(docs, self.examples)):
-            for new in (one for one in given.get(doc.text, ()) if len(one) == len(doc)):
+        given: dict[str, list[tuple[Doc, Doc | None]]] = defaultdict(list)
+        accepted_docs, told = read_docs(self.nlp, accepted)
+        for new, row in zip(accepted_docs, told.rows):
+            given[new.text].append((new, self._made_from(new, row.meta)))
+        # Texts that the training has left out or cut stay in the corpus.
+        references = [example.reference for example in _corpus_of(self.nlp, is_whole=True)]
+        docs, n_changed, n_lost, found = [reference.copy() for reference in references], 0, 0, set()
+        for doc, reference in zip(docs, references):
+            put: list[tuple[Kind, set[Item]]] = []
+            for new, base in (pair for pair in given.get(doc.text, ()) if len(pair[0]) == len(doc)):
                 found.add(doc.text)
                 for kind, names in self._kinds:
-                    old, items = (kind.compare(Example(one, one))[0].keys() for one in (example.reference, new))
-                    if items != old and kind_in(self.nlp, names[0]).has(new):
+                    old, before, items = (
+                        kind.compare(Example(one, one))[0].keys() for one in (reference, base or reference, new)
+                    )
+                    if items != old == before and kind_in(self.nlp, names[0]).has(new):
                         kind.put(doc, [*(old - items)], [*(items - old)])
-                        changed.add(i)
+                        put.append((kind, items - old))
+            n_changed += bool(put)
+            n_lost += any(there - kind.compare(Example(doc, doc))[0].keys() for kind, there in put)
         with replacing(path) as unfinished:
             DocBin(docs=docs, store_user_data=True).to_disk(unfinished)
-        return sum(map(len, given.values())), len(changed), len(given) - len(found)
+        notes = [*told.misfits.lines()]
+        if n_lost:
+            notes.append(f"Rows of one text contradict each other, and not all are put there: {count(n_lost, 'text')}.")
+        if lost := len(given) - len(found):
+            notes.append(f"Left out, as the corpus lacks them or has them in other words: {count(lost, 'text')}.")
+        return sum(map(len, given.values())), n_changed, notes
+
+    def _made_from(self, new: Doc, meta: Any) -> Doc | None:
+        """The text of the corpus that a row of `Suspect` was made from. None: it is another row."""
+        number = meta.get("text") if isinstance(meta, dict) else None
+        if not isinstance(number, int) or not 0 < number <= len(self.examples):
+            return None
+        base = self.examples[number - 1].reference
+        return base if [token.text for token in base] == [token.text for token in new] else None
 
 
 def recorded_run(model: Path) -> Path | None:
@@ -406,18 +431,22 @@ def read_suspects(folder: Path) -> Suspects:
     return Suspects(folder, load(models[0]))
 
 
-def _corpus_of(nlp: Language) -> list[Example]:
+def _corpus_of(nlp: Language, *, is_whole: bool = False) -> list[Example]:
     """The texts that a pipeline was trained on, without what an augmenter makes of them.
 
+    is_whole (bool): With those that the reader leaves out or cuts.
     RAISES (ConfigError): They can't be read, or have no end.
     """
     config = nlp.config.interpolate()
     name = config["training"]["train_corpus"]
-    block = config
+    block: Any = config
     for part in name.split("."):
-        block = block[part]
+        block = block.get(part) if isinstance(block, dict) else None
+    block = block if isinstance(block, dict) else {}  # one function may read all corpora
     if "augmenter" in block:
         block["augmenter"] = None
+    if is_whole and str(block.get("@readers")).startswith("spacy."):
+        block |= {name: value for name, value in _ALL.items() if name in block}
     if config["training"]["max_epochs"] == -1:
         raise ConfigError(
             "Can't look for wrong annotations in a stream: max_epochs is -1. Train on a corpus that ends."

@@ -18,6 +18,7 @@ from .names import (
     places_in,
     shim_paths,
     torch_params,
+    unescape,
     unique,
     walk,
 )

@@ -245,8 +245,8 @@ def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[s
         declared = [node.has_param(param) for node in model.walk() for param in node.param_names]
         if declared and not any(declared) and not any(node.shims for node in model.walk()):
             raise PipelineError(
-                f"Can't train component '{name}': expected an initialized model, found {len(declared)} params, none "
-                "with a value. Call nlp.initialize() before the optimizer is used."
+                f"Can't train component '{unescape(name)}': expected an initialized model, found {len(declared)} "
+                "params, none with a value. Call nlp.initialize() before the optimizer is used."
             )
     return components
 

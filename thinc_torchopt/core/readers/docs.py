@@ -31,6 +31,7 @@ class Told:
     found (Annotations): Of these, counted.
     misfits (Tally): What did not fit, or was left out.
     unused (Counter): Keys and columns that are not used, with the number of texts.
+    rows (list): Of the texts that are used, in order.
     """
 
     form: str
@@ -39,6 +40,7 @@ class Told:
     found: Annotations = field(default_factory=Annotations)
     misfits: Tally = field(default_factory=Tally)
     unused: Counter[str] = field(default_factory=Counter)
+    rows: list[Row] = field(default_factory=list, repr=False)
 
     def lines(self) -> Iterator[str]:
         """It in words, a line for each thing, but for what `found` tells."""
@@ -77,6 +79,7 @@ def docs_of(nlp: Language, rows: Iterable[Row], told: Told, misaligned: Misalign
         told.annotated += row.is_annotated
         told.unused.update(set(row.unused))
         docs.append(doc)
+        told.rows.append(row)
     told.found = survey(docs)
     return docs
 
@@ -130,7 +133,7 @@ def _span(mark: Mark, doc: Doc, told: Told, misaligned: Misaligned, is_utf16: bo
         told.misfits.note("Spans beyond the text", shown)
         return None
     start, end = place
-    if mark.text is not None and text[start:end] != mark.text:
+    if mark.text is not None and text[start:end].split() != mark.text.split():  # brat writes a line end as a space
         told.misfits.note(
             "Spans whose characters are not those that the file says", f"{mark.text!r}, found {text[start:end]!r}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -58,6 +59,14 @@ class File:
                 "not. Save the file as UTF-8."
             ) from None
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether it is a picture, a program or the like: no text has zeros, but in UTF-16."""
+        try:
+            return b"\0" in self.content and not self.text
+        except ConfigError:
+            return True
+
     @cached_property
     def lines(self) -> list[str]:
         """Its lines, without their ends."""
@@ -69,7 +78,7 @@ class File:
 
         RAISES (ConfigError): It begins as JSON, and has an error.
         """
-        if self.text.lstrip()[:1] not in ("{", "["):
+        if not re.match(r"\s*(\{|\[\s*[^\sa-zA-Z])", self.text):  # [paths] begins a config
             return []
         number, line = 1, ""
         try:

@@ -89,6 +89,8 @@ def _form_of(file: File) -> Form | None:
     """The form of a file. None: none that is known. RAISES (ConfigError): It has two, or is damaged."""
     if FORMS[0].fits(file):
         return FORMS[0]
+    if file.is_binary:
+        return None
     if not file.records:
         return next((form for form in FORMS if not form.of_values and form.fits(file)), None)
     counts = Counter(form for _, value in file.records for form in FORMS if form.of_values and form.fits(value))

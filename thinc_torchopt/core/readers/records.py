@@ -44,7 +44,7 @@ def read_record(record: Mapping[str, Any], place: str, file: File | None = None)
     file (File | None): It stands there; the names of labels may stand beside it.
     RAISES (ConfigError): It has numbers for names that are not known.
     """
-    row = Row(place, str(record.get("text", "")))
+    row = Row(place, str(record.get("text", "")), meta=record.get("meta"))
     if (words := _words_of(record)) is not None:
         row.words, row.spaces = words
         if row.text and row.spaces is None:  # they say how the text is cut, if they are all of it
@@ -62,8 +62,10 @@ def read_record(record: Mapping[str, Any], place: str, file: File | None = None)
         row.classes, row.given["cats"] = None, {label: float(answer == "accept")}  # a question with yes or no
         row.left_out *= answer != "reject"
     if isinstance(accepted := record.get("accept"), list):
-        names = [one.get("id") for one in record.get("options") or () if isinstance(one, dict)] or accepted
-        row.given["cats"] = {str(name): float(name in accepted) for name in names}
+        if names := [one.get("id") for one in record.get("options") or () if isinstance(one, dict)]:
+            row.given["cats"] = {str(name): float(name in accepted) for name in names}
+        else:
+            row.classes = set(map(str, accepted))
     known = {*_ANNOTATIONS, *_OF_SPACY, *_NESTED, *_BESIDE}
     row.unused = [key for key, value in record.items() if key not in known and key[:1] != "_" and value not in ([], {})]
     return row
@@ -88,7 +90,7 @@ def _read_value(row: Row, key: str, value: Any, file: File | None) -> None:
     values = value if isinstance(value, list) else [value]
     kinds = set(map(type, values))
     if values is value and kinds <= {dict, list, tuple}:
-        row.marks = [_mark(one) for one in value]
+        row.marks = [mark for one in value for mark in _marks(one)]
     elif values is value and kinds <= {str, int} and row.words is not None and key != "entities":
         tags = _names(value, key, file)
         if all(map(OF_ENTITIES.fullmatch, tags)) and row.tags is None:
@@ -96,19 +98,21 @@ def _read_value(row: Row, key: str, value: Any, file: File | None) -> None:
         elif row.pos is None:
             row.pos = tags
     elif kinds <= {str, int} and key in _OF_TEXTS and (values is value or key != "cats"):
-        row.classes = set(_names(values, key, file, must=False))
+        row.classes = set(_names(values, key, file, must=False)) - {""} or None
     else:
         row.given[key] = value  # spaCy's own forms
 
 
-def _mark(found: Any) -> Mark:
+def _marks(found: Any) -> Iterator[Mark]:
     if isinstance(found, dict):
         start, end = (
             next((found[key] for key in (one, f"{one}_offset") if key in found), None) for one in ("start", "end")
         )
-        return Mark(start, end, str(found.get("label", "")), found.get("text"))
-    start, end, label = [*found, None, None, None][:3]
-    return Mark(start, end, "" if label is None else str(label))
+        for label in found.get("labels") or [found.get("label", "")]:  # several: of Label Studio
+            yield Mark(start, end, str(label), found.get("text"))
+    else:
+        start, end, label = [*found, None, None, None][:3]
+        yield Mark(start, end, "" if label is None else str(label))
 
 
 def _names(values: list[Any], key: str, file: File | None, *, must: bool = True) -> list[str]:

@@ -37,6 +37,7 @@ class Row:
     doc (Doc | None): The text, as one of spaCy's own readers gives it.
     left_out (str): Why it is not used. Empty: it is.
     unused (list): What else is there, and is not used.
+    meta (Any): What Prodigy's "meta" says of it.
     """
 
     place: str
@@ -51,6 +52,7 @@ class Row:
     doc: Doc | None = None
     left_out: str = ""
     unused: Sequence[str] = ()
+    meta: Any = None
 
     @property
     def is_annotated(self) -> bool:

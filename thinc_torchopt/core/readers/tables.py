@@ -100,9 +100,15 @@ def _number(cell: str) -> Any:
 
 
 def _columns_of(file: File) -> list[list[str]]:
-    """The fields of each line: between tabs if there are any, as words may have spaces then."""
+    """The fields of each line: between tabs if there are any, as words may have spaces then. None of a comment that
+    could be a word with its tag, where all others are tags of entities: `# newdoc`.
+    """
     delimiter = "\t" if "\t" in file.text else None
-    return [line.split(delimiter) if line.strip() else [] for line in file.lines]
+    lines = [line.split(delimiter) if line.strip() else [] for line in file.lines]
+    are_tags = [is_tag(fields[-1]) for fields in lines if fields and fields[0] != "#"]
+    if sum(are_tags) <= 0.9 * len(are_tags):
+        return lines
+    return [[] if fields[:1] == ["#"] and not is_tag(fields[-1]) else fields for fields in lines]
 
 
 def _width(lines: Sequence[list[str]]) -> int:

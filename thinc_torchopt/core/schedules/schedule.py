@@ -122,10 +122,10 @@ class Schedule:
         if self.total_steps is not None and total_steps is not None and total_steps != self.total_steps:
             raise StateError(
                 f"Can't continue the schedule of '{self.name}' in [training.optimizer]: expected a training of "
-                f"{self.total_steps:,} steps, as when it began, found one of {total_steps:,}. Without total_steps, the "
-                "schedule ends where the training ends. Restore the length of the training. Or set on_config_change = "
-                '"warn" in [training.optimizer.checkpoint]: then the rate follows the curve of the new length, or '
-                f"with total_steps = {self.total_steps} in the schedule, that of the old one."
+                f"{self.total_steps:,} steps, as when it began, found one of {total_steps:,} (max_steps and step 0). "
+                "Without total_steps, the schedule ends where the training ends. Restore its length. Or set "
+                'on_config_change = "warn" in [training.optimizer.checkpoint]: then the rate follows the curve of the '
+                f"new length, or with total_steps = {self.total_steps} in the schedule, that of the old one."
             )
 
     @property

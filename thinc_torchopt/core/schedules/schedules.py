@@ -32,7 +32,6 @@ class Schedules:
         self.by_name: dict[str, Schedule] = {}
         self.step_count = 0
         self._by_source: dict[int, Schedule] = {}
-        self._is_end_known = False
         self._idle_updates: float = 0
         self._parts: set[Hashable] = set()
         self._given = {name: self.track(name, given) for name, given in settings.items()}
@@ -77,7 +76,6 @@ class Schedules:
         schedule = self._by_source.get(id(value))
         if schedule is None:
             schedule = self._by_source[id(value)] = Schedule(name, value)
-            self._is_end_known = False
         self.by_name[name] = schedule
         return schedule
 
@@ -163,12 +161,9 @@ class Schedules:
 
     def check_end_is_known(self) -> None:
         """RAISES (ScheduleError): A schedule ends with the training, and does not know its length."""
-        if self._is_end_known:
-            return
         for name, schedule in self.by_name.items():
             if is_waiting(schedule.source):
                 refuse_without_end(f"of '{name}' in [training.optimizer]")
-        self._is_end_known = True
 
     @property
     def warmup_steps(self) -> int:
@@ -191,7 +186,6 @@ class Schedules:
                 "learn_rate to thinc-torchopt.warmup_stable_decay.v1."
             )
         begins = [schedule.begin_decay(decay_steps) for schedule in self._by_source.values()]
-        self._check()
         return any(begins)
 
     @property

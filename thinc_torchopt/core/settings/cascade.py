@@ -58,8 +58,8 @@ class Cascade:
         per_param_lr: Mapping[str, FloatOrSchedule] | None,
         layer_decay: Mapping[str, float] | None,
         skip_decay: SkipDecay | None,
-        new_params_warmup: int = 100,
-        keep_apart: bool = False,
+        new_params_warmup: int,
+        keep_apart: bool,
     ):
         reader = BlockReader(schedules)
         self.candidates = reader.candidates

@@ -54,15 +54,15 @@ def restore(plan: GroupPlan, params: Sequence[Param], saved: SavedState, on_grow
     params (Sequence[Param]): The params with saved state.
     on_growth ("mean" | "zero" | None): For a pipeline that has changed since: how to fill new cells of params that have
         grown. None: nothing has changed.
-    RAISES (StateError): The state is of other params, or damaged. Nothing is restored then but the labels of groups.
+    RAISES (StateError): The state is of other params, or damaged. Nothing is restored then.
     """
     may_grow = on_growth is not None
     check_params(params, saved.params, may_grow=may_grow)
     origins = _origins_of(plan, saved.groups)
-    plan.restore_labels(origins)
     _check_settings(params, saved.params, saved.groups, may_grow=may_grow)
     _check_groups(origins, saved.groups)
     _check_param_states(params, saved.params)
+    plan.restore_labels(origins)
     if not may_grow:
         _warn_of_options(origins, saved.groups)
     _restore_params(params, saved.params, on_growth or "mean")
@@ -263,7 +263,7 @@ def _grad_of(found: NamedParam) -> Any:
 # ---------------------------------------------------------------------- checks
 
 
-def check_params(params: Collection[Param], saved: Mapping[str, ParamRow], *, may_grow: bool = False) -> None:
+def check_params(params: Collection[Param], saved: Mapping[str, ParamRow], *, may_grow: bool) -> None:
     """Check that a saved state is of these params. may_grow (bool): Their shapes may differ.
 
     RAISES (StateError): Params are missing, unexpected, or of another shape. The error names all of them.
@@ -297,7 +297,7 @@ def _check_settings(
     saved: Mapping[str, ParamRow],
     saved_groups: Mapping[str, SavedGroup],
     *,
-    may_grow: bool = False,
+    may_grow: bool,
 ) -> None:
     """Check that the same algorithms optimize the params, in the same groups unless blocks may have changed."""
     there = {name: part.algorithm for part in saved_groups.values() for name in part.params}
@@ -407,17 +407,14 @@ def _other_form(found: ParamRow, example: Mapping[str, Any]) -> str | None:
     """
     for name, expected in example.items():
         value = found.state[name]
-        if isinstance(expected, int):
+        if not isinstance(expected, torch.Tensor):
             fits = type(value) is type(expected) and value >= 0  # a number of steps, or a flag
-        elif not isinstance(expected, torch.Tensor):
-            fits = isinstance(value, (int, float)) or not isinstance(expected, float)
         elif not isinstance(value, torch.Tensor):
             fits = False
         elif expected.numel() == 1:
             fits = value.numel() == 1
         else:
-            of_size_2 = tuple(expected.shape) == (2,) * len(found.shape)
-            fits = list(value.shape) == found.shape or not of_size_2
+            fits = list(value.shape) == found.shape or tuple(expected.shape) != (2,) * len(found.shape)
         if not fits:
             return name
     return None

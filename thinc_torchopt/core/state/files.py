@@ -64,14 +64,14 @@ def write_parts(path: Path, values: Any, tensors: Mapping[str, torch.Tensor]) ->
             save_file(dict(tensors), unfinished / TENSORS)
         except SafetensorError as error:
             raise OSError(f"Can't write {unfinished / TENSORS}: {error}") from error
-        (unfinished / VALUES).write_text(json.dumps(values, allow_nan=False), encoding="utf8")
+        (unfinished / VALUES).write_text(json.dumps(values), encoding="utf8")
         with suppress(OSError):  # not on every disk
             shutil.copymode(unfinished / VALUES, unfinished / TENSORS)  # safetensors lets only the owner read it
         files = {
             name: {"bytes": (unfinished / name).stat().st_size, "crc32": crc32_of(unfinished / name)}
             for name in (TENSORS, VALUES)
         }
-        text = json.dumps(files, sort_keys=True)
+        text = json.dumps(files)
         (unfinished / MANIFEST).write_text(
             json.dumps({"files": files, "crc32": zlib.crc32(text.encode("utf8"))}), encoding="utf8"
         )
@@ -120,7 +120,7 @@ def check_folder(path: Path, *, only_sizes: bool = False) -> None:
             raise _damaged(path / MANIFEST, f"a short file, found {size} bytes")
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf8"))
         files, crc32 = manifest["files"], manifest["crc32"]
-        if zlib.crc32(json.dumps(files, sort_keys=True).encode("utf8")) != crc32 or set(files) != {TENSORS, VALUES}:
+        if zlib.crc32(json.dumps(files).encode("utf8")) != crc32 or set(files) != {TENSORS, VALUES}:
             raise _damaged(path, f"{MANIFEST} to match its own checksum, found another checksum")
         for name, expected in files.items():
             size = (path / name).stat().st_size
@@ -282,7 +282,7 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):
-            path.unlink(missing_ok=True)
+            path.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -89,8 +89,8 @@ def preserve_optimizer_state(
             "Can't keep the state of LBFGS: expected state for each param, found one for all together. Build a new "
             "optimizer."
         )
-    # Groups whose new params join them: a tenth of their rate would be 0, or they have none.
-    joined = {i for i, group in enumerate(optimizer.param_groups) if not rate_of(group) >= 0.0}
+    # Groups whose new params join them: they have no rate, or are frozen.
+    joined = {i for i, group in enumerate(optimizer.param_groups) if math.isnan(rate_of(group))}
     if controller is not None:
         joined |= controller.frozen_groups(optimizer)
     members = _match(optimizer, _names(new_model), _names(old_model), mappings)

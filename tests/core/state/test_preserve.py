@@ -20,6 +20,7 @@ from thinc_torchopt.core.rates import warm_up_new_params
 from thinc_torchopt.core.state.preserve import StateMapping, preserve_optimizer_state
 
 from ...conftest import needs_gpu
+from ...models import same_tree
 
 OPTIMIZERS = [
     ("SGD", {"momentum": 0.9}),
@@ -109,16 +110,6 @@ def tensors(state):
 
 def snapshot(optimizer):
     return copy.deepcopy(optimizer.state_dict())
-
-
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
 
 
 # ---------------------------------------------------------------------- one tensor
@@ -315,7 +306,7 @@ def test_fit_param_state_never_writes_to_the_old_state():
     before = copy.deepcopy(state)
     for shape in [(3, 4), (12,), (4, 3), (5, 4), (2, 2), (6,)]:
         fit_param_state(torch.optim.RMSprop, state, (4, 3), torch.zeros(shape))
-        assert same(state, before)
+        assert same_tree(state, before)
 
 
 def test_fit_param_state_follows_the_memory_format_of_the_param():
@@ -423,7 +414,7 @@ def test_preserve_optimizer_state_without_growth_goes_on_bit_by_bit(name, option
     train(made, new_model, seed=2)
     train(theirs, their_model, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(new_model.parameters(), their_model.parameters()))
-    assert same(made.state_dict(), theirs.state_dict())
+    assert same_tree(made.state_dict(), theirs.state_dict())
 
 
 @each_of([row for row in OPTIMIZERS if row[0] != "Adafactor"])
@@ -466,7 +457,7 @@ def test_preserve_optimizer_state_with_random_shapes(name, options, data, on_gro
     train(optimizer, model, seed=seed)
     before = snapshot(optimizer)
     made = preserve_optimizer_state(optimizer, new_model, model, on_growth=on_growth)
-    assert same(snapshot(optimizer), before)
+    assert same_tree(snapshot(optimizer), before)
     assert {id(param) for group in made.param_groups for param in group["params"]} == {
         id(param) for param in new_model.parameters()
     }
@@ -731,7 +722,7 @@ def test_preserve_optimizer_state_of_tied_and_untied_params():
     untied = Params(embed__W=(5, 3), head__W=(5, 3))
     made = preserve_optimizer_state(optimizer, untied, model)
     first, second = (made.state[param] for param in untied.parameters())
-    assert same(first, second) and len(made.param_groups[0]["params"]) == 2
+    assert same_tree(first, second) and len(made.param_groups[0]["params"]) == 2
     assert all(first[key].data_ptr() != second[key].data_ptr() for key in first)
     tied = Params(embed__W=(6, 3), head__W=(6, 3))
     tied.head.W = tied.embed.W
@@ -820,6 +811,8 @@ def test_preserve_optimizer_state_refuses_what_it_cannot_do():
         preserve_optimizer_state(torch.optim.LBFGS(model.parameters()), model, model)
     with pytest.raises(ConfigError, match=r"on_growth to be one of \['mean', 'zero'\], found 'median'"):
         preserve_optimizer_state(optimizer, model, model, on_growth="median")
+    with pytest.raises(ConfigError, match=r"'new_params_warmup' in .* of at least 0, found -1"):
+        preserve_optimizer_state(optimizer, model, model, new_params_warmup=-1)
 
 
 def test_preserve_optimizer_state_before_the_first_step():
