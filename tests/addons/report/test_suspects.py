@@ -109,6 +109,8 @@ def test_entities_are_dropped_moved_added_or_usual_elsewhere(examples):
     ]
     [city] = [one for one in found if (one.number, one.words) == (1, "London")]  # as everywhere
     assert (city.said(city.annotated), city.said(city.predicted)) == ("CITY", "nothing") and "elsewhere" not in city.why
+    [right] = [one.passage for one in found if (one.number, one.words) == (3, "Anna")]
+    assert [mark.label for mark in right.annotated] == ["PERSON"] and not right.predicted
 
 
 def test_words_that_are_mostly_annotated_elsewhere_are_suspects_without_a_prediction(examples):
@@ -228,13 +230,14 @@ def test_what_may_be_right_is_written_read_and_put_in_place(name, tmp_path):
     if name in ("ents", "pos"):
         del example.reference.spans["sc"]
     wanted = otherwise(example.reference.copy())
-    hardness = [[1.0] * (2 if name == "cats" else 4)]
+    hardness = [[1.0, 0.7, 0.4, 0.2][: 2 if name == "cats" else 4]]
     found = suspects_of(kind, [example], hardness, labels=["RED", "BLUE"], predict=lambda doc: wanted.copy())
     changed = [one for one in found if one.annotated != one.predicted]
     assert changed or name == "sents"
     for one in changed:
         row = one.row()
         assert row["answer"] == "ignore"  # until somebody accepts it
+        assert row["meta"]["score"] == round(one.score, 3)
         assert ("entities" in row) == (name != "ents")  # where they can be, as Prodigy shows them
         path = tmp_path / "rows.jsonl"
         path.write_text(json.dumps(row | {"answer": "accept"}))

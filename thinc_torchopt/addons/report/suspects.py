@@ -116,7 +116,7 @@ class Suspect:
         """The part of the text that it is in, with what is annotated, and what is predicted or proposed."""
         span = self.example.reference[self.start : self.end]
         place = Place(span.start_char, span.end_char)
-        differ = self.predicted if self.labels and self.predicted != self.annotated else {}
+        differ = self.predicted if self.predicted != self.annotated else {}
         other = differ or (dict.fromkeys(self.proposed, place) if not self.labels else {})
         found = passages_of(self.kind, self.example, self.annotated, other)
         return next((one for one in found if one.annotated or one.predicted or one.categories), None)
