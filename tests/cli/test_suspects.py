@@ -34,7 +34,7 @@ def test_suspects_are_listed_written_accepted_and_trained_on(trained, tmp_path):
         assert f"[{row['meta']['words']}]" in row["meta"]["context"]
         assert row["meta"]["proposed"] in found.stdout
     same = sum(row["meta"]["proposed"] == row["meta"]["annotated"] for row in rows)
-    assert (f"In {same} nothing else is proposed" in found.stdout) == bool(same)
+    assert (f"Proposed as annotated: {same} row" in found.stdout) == bool(same)
     rows[0] |= {"answer": "accept", "tags": ["NEW", *rows[0]["tags"][1:]]}
     rows.append(rows[0] | {"tags": ["NEW"]})
     rows.append({"text": "foreign", "words": ["foreign"], "spaces": [False], "tags": ["JJ"], "answer": "accept"})

@@ -79,7 +79,7 @@ def suspects(
     if output_path is not None:
         console.print(f"Saved {count(len(rows), 'row')} to {output_path}", markup=False)
         if same := sum(one.is_as_proposed for one in rows):
-            console.print(f"In {same:,} nothing else is proposed: correct them by hand, if they are wrong.")
+            console.print(f"Proposed as annotated: {count(same, 'row')}. Correct them by hand, if they are wrong.")
 
 
 def _check_unanswered(path: Path) -> None:
