@@ -400,6 +400,14 @@ def test_suspects_without_a_record_are_refused(tmp_path, corpus):
     with pytest.raises(ConfigError, match="expected the folder of a training with 'recorder'"):
         read_suspects(tmp_path)
     run(config_for(tmp_path, corpus, steps=5, training__optimizer__recorder=RECORDER), tmp_path / "run")
+    model = shutil.copytree(tmp_path / "run" / "model-last", tmp_path / "recorded")
+    shutil.rmtree(tmp_path / "state")
+    run(config_for(tmp_path, corpus, steps=5), tmp_path / "run")  # the record is of the run before
+    with pytest.raises(ConfigError, match="the run in this folder was finished without it"):
+        read_suspects(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model-best")
+    shutil.rmtree(tmp_path / "run" / "model-last")
+    model.rename(tmp_path / "run" / "model-last")
     (tmp_path / "run" / FOLDER / "values.json").write_text("{}")
     with pytest.raises(StateError):
         read_suspects(tmp_path / "run")

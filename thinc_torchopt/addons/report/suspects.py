@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy
+from confection import Config
 from spacy.language import Language
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
@@ -419,8 +420,12 @@ class Suspects:
 
 
 def recorded_run(model: Path) -> Path | None:
-    """The folder of the run that a pipeline lies in. None: it was not recorded."""
-    return model.parent if (model.parent / FOLDER).is_dir() else None
+    """The folder of the run that a pipeline lies in. None: it was not recorded; a record there is of an earlier run."""
+    config = model / "config.cfg"
+    if not (model.parent / FOLDER).is_dir() or not config.is_file():
+        return None
+    optimizer = Config().from_disk(config, interpolate=False)["training"]["optimizer"]
+    return model.parent if optimizer.get("recorder") else None
 
 
 def read_suspects(folder: Path) -> Suspects:
@@ -429,7 +434,7 @@ def read_suspects(folder: Path) -> Suspects:
     RAISES (ConfigError): It has no record, no pipeline, or its corpus can't be read. (StateError): It is damaged.
     """
     models = [folder / name for name in ("model-best", "model-last") if (folder / name).is_dir()]
-    if not models or not (folder / FOLDER).is_dir():
+    if not models or recorded_run(models[0]) is None:
         raise ConfigError(
             f"Can't look for wrong annotations in '{folder}': expected the folder of a training with '{FOLDER}' and "
             "model-best, found another. Add [training.optimizer.recorder] with @misc = "
