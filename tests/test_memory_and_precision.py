@@ -5,7 +5,7 @@ import torch
 from thinc.api import PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.algorithms.torchao import AdamW4bit, AdamW8bit
 from thinc_torchopt.core.compat import has_torchao
 
@@ -17,8 +17,6 @@ PAGE = (ROOT / "docs" / "memory-and-precision.md").read_text()
 ROWS = {
     "float32, `torch.AdamW.v1`": (AdamW, {}, torch.float32),
     "the same with `use_averages = true`": (AdamW, {"use_averages": True}, torch.float32),
-    'the same with `precision = "bf16"`': (AdamW, {"use_averages": True, "precision": "bf16"}, torch.float32),
-    "float32, `torch.SGD.v1` without momentum": (SGD, {}, torch.float32),
     "float32, `torchao.AdamW8bit.v1`": (AdamW8bit, {}, torch.float32),
     "float32, `torchao.AdamW4bit.v1`": (AdamW4bit, {}, torch.float32),
     "bfloat16 params, `torch.AdamW.v1`": (AdamW, {}, torch.bfloat16),

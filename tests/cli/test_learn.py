@@ -135,7 +135,7 @@ def test_learn_from_standard_input(model, started, tmp_path):
         (["--output", "linked"], "its model-last is MODEL, which would be overwritten"),
         (["--new-labels", "keep"], "--new-labels"),
         (["--training.optimizer.learn_rate", "x"], "learn_rate"),
-        (["--watch", "model/config.cfg"], "expected JSON"),
+        (["--watch", "model/config.cfg"], "expected texts with annotations in a form that is known"),
         (["--training.dropuot", "0.2"], "no setting 'dropuot', and spaCy would ignore it. Did you mean 'dropout'"),
         (["--training.frozen_components", '["tok2vec"]', "--skip-bad"], "'tagger': it listens .*annotating_components"),
     ],
