@@ -68,11 +68,11 @@ def picture(rows: list[Row], path: Path) -> None:
 # Of measured.yaml, by what is trained.
 MEASURED = {
     "tagger, parser, CNN or BiLSTM": ["ewt", "ewt-morph"],
-    "NER": ["food", "brands", "wnut17"],
-    "span categorizer": ["spancat", "brands-spans"],
+    "NER": ["food", "brands", "wnut17", "gum"],
+    "span categorizer": ["spancat", "brands-spans", "gum-spans"],
     "text classifier, bag of words": ["cooking", "genres", "docs-bow"],
     "text classifier with a CNN": ["cooking-cnn", "docs-issues", "genres-cnn"],
-    "a transformer, or a pipeline with pretrained parts": ["minilm"],
+    "a transformer, or a pipeline with pretrained parts": ["minilm", "wnut17-minilm"],
 }
 
 
