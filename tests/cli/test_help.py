@@ -3,8 +3,6 @@
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from thinc_torchopt.cli import COMMANDS, torchopt_cli
 from thinc_torchopt.core.compat import has_matplotlib
 
 from ..addons.streams.streams import make_model, write_stream
-from ..conftest import ROOT
 from ..spacy_cli import QUICK, spacy_cli, toy_corpus
 
 ORDER = "init convert explain train report suspects params schedule checkpoint try tune find-lr learn controller"
@@ -66,19 +63,3 @@ def test_help_examples_work(tmp_path, monkeypatch):
             config["training"]["optimizer"]["recorder"] = {"@misc": "thinc-torchopt.Recorder.v1"}
             config.to_disk("config.cfg")
             spacy_cli("train", "config.cfg", "--output", "training/config")
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
-def test_help_completion_of_the_docs_completes():
-    """Typer's own script for bash has the words `python -m spacy` where the name of a program must be."""
-    page = (ROOT / "docs" / "command-line.md").read_text()
-    script = re.search(r"```text\n(_spacy_.*?)```", page, flags=re.DOTALL)[1]
-    program = f'spacy() {{ "{sys.executable}" -m spacy; }}; export -f spacy\n'
-    typed = 'COMP_WORDS=(spacy torchopt tr); COMP_CWORD=2; _spacy_completion; echo "${COMPREPLY[@]}"'
-    run = subprocess.run(
-        ["bash", "-c", program + script.replace(" spacy )", " bash -c spacy )") + typed],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split() == ["train", "try"]
