@@ -140,7 +140,7 @@ def panels_of(*paths):
     found = {}
     for panel in make_panels(read_runs(paths)):
         axes = figure.add_subplot()
-        axes.caption = panel.draw(axes)
+        axes.caption, axes.height = panel.draw(axes), panel.height
         found[panel.title] = axes
     return found
 
@@ -153,6 +153,8 @@ def test_figures_show_what_is_in_the_logs(name, tmp_path):
     assert list(panels) == list(PANELS[name])
     for title, axes in panels.items():
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", LABELS[title.partition(" of ")[0]])
+        heights = {"Speed": 160, "What happened": 60 + 32 * len(PANELS[name]["What happened"])}
+        assert axes.height == heights.get(title, 220)
         scale = "log" if title in ("Loss", "Loss of ner") else "linear"  # from 1/32 to 1
         assert (axes.get_xscale(), axes.get_yscale()) == ("linear", scale)
 
@@ -194,11 +196,12 @@ def test_figures_of_a_long_run_keep_every_peak_and_mark(tmp_path):
     for i, step in enumerate(peaks):
         lines[step]["grad_norm"] = 100.0 + i
     panels = panels_of(write(tmp_path / "log.jsonl", lines))
+    behind, before = (line.get_zorder() for line in panels["Gradient norm"].lines)
     (*_, faint), (*_, bold) = series(panels["Gradient norm"])
     assert len(faint) + len(bold) < 2000 and {(step, 100.0 + i) for i, step in enumerate(peaks)} <= {*faint}
     assert marks(panels["What happened"]) == [("gradient spike", COLOURS[1], "v", peaks)]
     # Single spikes do not bend the bold curve; in the middle of a straight line, a mean of neighbours is on it.
-    assert {norm for _, norm in bold} == {1.0}
+    assert {norm for _, norm in bold} == {1.0} and behind < before
     assert all(loss == pytest.approx(x) for x, loss in curves(panels["Loss"])["ner"] if 100 <= x < n - 100)
 
 

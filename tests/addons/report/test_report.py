@@ -106,10 +106,13 @@ def test_report_prints_as_the_command_does(tmp_path):
     printed = repr(read_report(log))
     assert printed.startswith("Finds 20 of 100 entities") and "\nrun " in printed and "last step" in printed
     assert "Note: log.jsonl ends in half a line" in printed
-    scores = {f"L{i:02}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(40)}
-    trained = Trained([], {}, {"ents_per_type": scores})
-    printed = repr(Report(read_runs([log]), trained))
-    assert "L29" in printed and "L30" not in printed and "Left out: 10 rarer labels." in printed
+    for n, left_out, of_page in ((25, False, [("", 25)]), (40, True, [("", 25), ("15 rarer labels", 15)])):
+        scores = {f"L{i:02}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(n)}
+        found = Report(read_runs([log]), Trained([], {}, {"ents_per_type": scores}))
+        [(_, _, parts)] = _beside(found)["label_tables"]
+        assert [(title, len(rows)) for title, rows in parts] == of_page
+        printed = repr(found)
+        assert "L30" not in printed and ("L29" in printed and "Left out: 10 rarer labels." in printed) == left_out
     assert title_of("pos") == "Parts of speech"
 
 
