@@ -80,10 +80,12 @@ def test_forms_class_without_a_name_of_its_own_has_no_config():
             optimizer.get_config()
 
 
-def test_forms_damaged_json_changes_nothing():
+def test_forms_json_is_a_state_and_damaged_json_changes_nothing():
     model = linear()
-    optimizer = Modular(model.named_parameters(), lr=0.1, modules=["momentum"])
+    named = [*model.named_parameters(), ("empty", torch.nn.Parameter(torch.zeros(0, 3)))]
+    optimizer = Modular(named, lr=0.1, regularizers=["fedprox"], modules=["momentum"])
     a_step(model, optimizer)
+    optimizer.start_round()
     good = json.dumps(optimizer.get_state(as_json=True))
     for part, damage in (
         ('"shape": [2, 3]', '"shape": [2, 4]'),
@@ -93,6 +95,7 @@ def test_forms_damaged_json_changes_nothing():
         assert part in good
         with pytest.raises(StateError, match="a tensor is damaged"):
             optimizer.set_state(json.loads(good.replace(part, damage)))
+    optimizer.set_state(json.loads(good))
     assert json.dumps(optimizer.get_state(as_json=True)) == good
 
 

@@ -77,10 +77,10 @@ def test_optimizer_noise_with_a_seed_has_torchs_numbers():
 
 
 def test_optimizer_noise_in_safe_mode_is_finite_at_the_ends(monkeypatch):
-    """declearn's can be infinite: the logarithm of 0."""
-    for byte in (b"\x00", b"\xff"):
+    """declearn's can be infinite: the logarithm of 0. Ours is of 2^-53 at least, and of 1 at most."""
+    for byte, largest in ((b"\x00", math.sqrt(2 * 53 * math.log(2))), (b"\xff", 0.0)):
         monkeypatch.setattr("os.urandom", lambda n, byte=byte: byte * n)
-        assert bool(torch.isfinite(secure_normal(torch.Size([5]))).all())
+        assert secure_normal(torch.Size([5])).tolist() == pytest.approx([largest] * 5, rel=1e-12)
 
 
 # ---------------------------------------------------------------------- steps of all kinds
@@ -275,7 +275,8 @@ def test_optimizer_lists_modules_and_regularizers_as_declearn_does():
     assert list_optim_modules()["adam"] is MODULES["adam"] and MODULES
     for name, cls in list_optim_modules().items():
         if name in MODULES and name != "torch-optim":
-            assert type(Modular([torch.nn.Parameter(torch.ones(2))], 0.1, modules=[name]).modules[0]) is cls
+            [module] = Modular([torch.nn.Parameter(torch.ones(2))], 0.1, modules=[name]).modules
+            assert type(module) is cls and not module.get_config().get("round_reset")
 
 
 # ---------------------------------------------------------------------- whole steps
@@ -418,6 +419,7 @@ def test_optimizer_samples_cannot_be_clipped_apart_behind_batch_norm():
         ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": {"weight_decay": 0.1}}), "weight_decay"),
         ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": {"nonsense": 0.1}}), "nonsense"),
         ("modules", ("torch-optim", {"optim_cls": "torch.optim.LBFGS"}), "LBFGS"),
+        ("modules", ("lookahead", {"alpha": 1.5}), "alpha"),
         ("regularizers", ("ridge", {"alpha": []}), "alpha"),
         ("regularizers", ("ridge", {"alpha": [-0.1, 0.2]}), "alpha"),
     ],
@@ -465,6 +467,8 @@ AUX = ScaffoldAuxVar(delta=0.0, clients=("a",))
         (KeyError, "expected a dict with version", lambda make: make().set_state({"lrate": {"steps": 0}})),
         (TypeError, "ScaffoldAuxVar", lambda make: make(modules=["scaffold-client"]).process_aux_var({"scaffold": 1})),
         (AuxVarError, "several of a", lambda make: sum([AUX, AUX])),
+        (AuxVarError, "expected exactly one", lambda make: ScaffoldAuxVar()),
+        (AuxVarError, r"expected \['clients', 'field'", lambda make: ScaffoldAuxVar.from_wire({}, {"field": "state"})),
     ],
 )
 def test_optimizer_errors_are_builtins_too(kind, told, call):

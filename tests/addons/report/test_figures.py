@@ -1,10 +1,15 @@
 """The panels of a report: what is drawn, as matplotlib has it, is what the log says."""
 
+import re
 from bisect import bisect_right
 
 import pytest
+from spacy import displacy
+from spacy.tokens import Doc, Span
+from spacy.vocab import Vocab
 
-from thinc_torchopt.addons.report.figures import make_panels
+from thinc_torchopt.addons.report.errors import Mark, Passage
+from thinc_torchopt.addons.report.figures import draw, make_panels
 from thinc_torchopt.addons.report.runs import read_runs
 from thinc_torchopt.addons.report.style import BAD, COLOURS, TEXT
 from thinc_torchopt.core import compat
@@ -140,7 +145,7 @@ def panels_of(*paths):
     found = {}
     for panel in make_panels(read_runs(paths)):
         axes = figure.add_subplot()
-        axes.caption = panel.draw(axes)
+        axes.caption, axes.height = panel.draw(axes), panel.height
         found[panel.title] = axes
     return found
 
@@ -153,6 +158,8 @@ def test_figures_show_what_is_in_the_logs(name, tmp_path):
     assert list(panels) == list(PANELS[name])
     for title, axes in panels.items():
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", LABELS[title.partition(" of ")[0]])
+        heights = {"Speed": 160, "What happened": 60 + 32 * len(PANELS[name]["What happened"])}
+        assert axes.height == heights.get(title, 220)
         scale = "log" if title in ("Loss", "Loss of ner") else "linear"  # from 1/32 to 1
         assert (axes.get_xscale(), axes.get_yscale()) == ("linear", scale)
 
@@ -194,11 +201,12 @@ def test_figures_of_a_long_run_keep_every_peak_and_mark(tmp_path):
     for i, step in enumerate(peaks):
         lines[step]["grad_norm"] = 100.0 + i
     panels = panels_of(write(tmp_path / "log.jsonl", lines))
+    behind, before = (line.get_zorder() for line in panels["Gradient norm"].lines)
     (*_, faint), (*_, bold) = series(panels["Gradient norm"])
     assert len(faint) + len(bold) < 2000 and {(step, 100.0 + i) for i, step in enumerate(peaks)} <= {*faint}
     assert marks(panels["What happened"]) == [("gradient spike", COLOURS[1], "v", peaks)]
     # Single spikes do not bend the bold curve; in the middle of a straight line, a mean of neighbours is on it.
-    assert {norm for _, norm in bold} == {1.0}
+    assert {norm for _, norm in bold} == {1.0} and behind < before
     assert all(loss == pytest.approx(x) for x, loss in curves(panels["Loss"])["ner"] if 100 <= x < n - 100)
 
 
@@ -226,3 +234,46 @@ def test_figures_mark_what_rules_did(tmp_path):
     ]
     through = [("", rare, "-.", [(step, 0), (step, 1)]) for step in (20, 40)]
     assert all(series(axes)[-3:] == [*through, ("rule rare $", rare, "-.", [])] for axes in others)
+
+
+# ---------------------------------------------------------------------- a passage with errors
+
+WORDS = [*"abcdefghijkl"]  # each with a space: word 3 is at 6
+
+
+def drawn(kind, *, annotated=(), predicted=()):
+    """What is drawn of these words, with marks that are given by words."""
+    marks = [
+        [Mark(2 * start, 2 * end - 1, label, is_right, *(None if at is None else 2 * at for at in head))
+         for start, end, label, is_right, *head in side]
+        for side in (annotated, predicted)
+    ]  # fmt: skip
+    passage = Passage(1, 0, 0, [f"{word} " for word in WORDS], *marks)
+    return [html for _, html in draw(passage, kind, "x", is_right_to_left=False)]
+
+
+def test_passage_is_drawn_with_entities_and_spans_as_displacy_draws_them():
+    spans, ents = drawn(
+        "ents", annotated=[(1, 3, "A", True), (2, 4, "B", False)], predicted=[(1, 3, "A", True), (3, 5, "B", False)]
+    )
+    assert re.findall('<mark class="(.+?)">(.+?)<bdi>(.+?)</bdi>', ents) == [
+        ("right", "b c", "A"),
+        ("wrong", "d e", "B"),
+    ]
+    doc, colours = Doc(Vocab(), WORDS), {"A": "var(--right-mark)", "B \u2717": "var(--wrong-mark)"}
+    doc.spans["sc"] = [Span(doc, 1, 3, "A"), Span(doc, 2, 4, "B \u2717")]
+    expected = displacy.render(doc, style="span", options={"colors": colours}, jupyter=False)
+    assert spans.strip() == expected.replace("direction: ltr", "direction: auto")
+
+
+def test_passage_is_drawn_with_the_arcs_that_differ_as_displacy_draws_them():
+    """With two words on each side."""
+    ours, _ = drawn("dep", annotated=[(5, 6, "s", False, 7), (6, 7, "t", False, 5), (7, 8, "r", False, 7),
+                                      (8, 9, "q", False, None)])  # fmt: skip
+    doc = Doc(Vocab(), WORDS[3:11], heads=[0, 1, 4, 2, 4, 5, 6, 7], deps=["", "", "s", "t", "", "", "", ""])
+    look = {"compact": True, "distance": 92, "offset_x": 60, "word_spacing": 24}
+    theirs = displacy.render(doc, style="dep", options=look, jupyter=False)
+    arcs = re.compile(r'd="(M.+?)"|class="displacy-label".*?>(.+?)<')
+    words = re.compile(r'displacy-word".*?>(.+?)<.*?displacy-tag".*?>(.*?)<', re.DOTALL)
+    assert arcs.findall(ours) == arcs.findall(theirs)
+    assert words.findall(ours) == [*zip(WORDS[3:11], ["", "", "", "", "root", "q (of another part)", "", ""])]

@@ -8,7 +8,6 @@ from html import unescape
 
 import pytest
 import spacy
-from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
 from spacy.tokens import DocBin, Span
@@ -22,7 +21,8 @@ from thinc_torchopt.loop.run_lock import hold
 
 from ...forks import Started
 from ...spacy_cli import spacy_cli
-from .kit import Page, evaluated, losses, needs_matplotlib, row, rows, write
+from .kit import Page, evaluated, losses, needs_matplotlib, rows, write
+from .test_labels import saved
 
 # ---------------------------------------------------------------------- what is shown
 
@@ -106,10 +106,13 @@ def test_report_prints_as_the_command_does(tmp_path):
     printed = repr(read_report(log))
     assert printed.startswith("Finds 20 of 100 entities") and "\nrun " in printed and "last step" in printed
     assert "Note: log.jsonl ends in half a line" in printed
-    scores = {f"L{i:02}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(40)}
-    trained = Trained([], {}, {"ents_per_type": scores})
-    printed = repr(Report(read_runs([log]), trained))
-    assert "L29" in printed and "L30" not in printed and "Left out: 10 rarer labels." in printed
+    for n, left_out, of_page in ((25, False, [("", 25)]), (40, True, [("", 25), ("15 rarer labels", 15)])):
+        scores = {f"L{i:02}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(n)}
+        found = Report(read_runs([log]), Trained([], {}, {"ents_per_type": scores}))
+        [(_, _, parts)] = _beside(found)["label_tables"]
+        assert [(title, len(rows)) for title, rows in parts] == of_page
+        printed = repr(found)
+        assert "L30" not in printed and ("L29" in printed and "Left out: 10 rarer labels." in printed) == left_out
     assert title_of("pos") == "Parts of speech"
 
 
@@ -193,64 +196,6 @@ def test_report_refuses_what_does_not_go_together(tmp_path):
             read_report(*logs, **options)
 
 
-CORPORA = {"train": {"path": "train.spacy"}, "dev": {"path": "dev.spacy"}}
-OPTIMIZER = {
-    "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
-    "learn_rate": {"@schedules": "warmup_linear.v1", "initial_rate": 0.1},
-    "checkpoint": {"@misc": "thinc-torchopt.Checkpoint.v1", "keep": 2},
-}
-TRAINING = {
-    "train_corpus": "corpora.train",
-    "dev_corpus": "corpora.dev",
-    "seed": 0,
-    "dropout": 0.1,
-    "max_steps": 100,
-    "frozen_components": [],
-    "optimizer": OPTIMIZER,
-}
-
-
-def saved(folder, *, labels=("A", "B"), corpora=None, pipeline=("tok2vec", "ner"), **training):
-    """The files of a trained pipeline that a report reads, and its log in the folder above. RETURNS: the folder."""
-    config = {"nlp": {"pipeline": list(pipeline)}, "corpora": corpora or CORPORA, "training": {**TRAINING, **training}}
-    folder.mkdir(parents=True)
-    Config(config).to_disk(folder / "config.cfg")
-    (folder / "meta.json").write_text(json.dumps({"labels": {"ner": list(labels)}}))
-    components = [{"name": name, "labels": list(labels) if name == "ner" else []} for name in pipeline]
-    lines = [{**row(0), "trained": {"components": components, "config": config}}, *rows(3)[1:]]
-    write(folder.parent / "log.jsonl", lines)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({}, None),
-        ({"max_steps": 999, "patience": 7}, None),  # as when a run is resumed
-        ({"labels": ["A", "B", "C"]}, None),  # some come late
-        ({"labels": ["A", "C"]}, r"labels of ner: \['A', 'B'\] in the log, \['A', 'C'\] in the pipeline"),
-        ({"pipeline": ["tok2vec", "tagger"]}, "components: .*'ner'.* in the log, .*'tagger'.* in the pipeline"),
-        ({"corpora": {**CORPORA, "train": {"path": "b"}}}, "corpora.train.path: 'train.spacy' in the log, 'b' in the"),
-        ({"corpora": {**CORPORA, "dev": {"path": "b"}}}, "corpora.dev.path: 'dev.spacy' in the log, 'b' in the"),
-        ({"dropout": 0.2}, "training.dropout: 0.1 in the log, 0.2 in the pipeline"),
-        (
-            {"optimizer": {**OPTIMIZER, "learn_rate": {"@schedules": "warmup_linear.v1", "initial_rate": 0.2}}},
-            "training.optimizer.learn_rate.initial_rate: 0.1 in the log, 0.2 in the pipeline",
-        ),
-        ({"optimizer": {**OPTIMIZER, "checkpoint": {"@misc": "thinc-torchopt.Checkpoint.v1", "keep": 9}}}, None),
-    ],
-)
-def test_report_refuses_the_model_of_another_training(other, said, tmp_path):
-    saved(tmp_path / "one" / "model-best")
-    model = saved(tmp_path / "two" / "model-best", **other)
-    assert read_report(tmp_path / "two").trained.components  # its own
-    if said is None:
-        assert read_report(tmp_path / "one" / "log.jsonl", model=model).trained.components
-        return
-    with pytest.raises(ConfigError, match=rf"Can't use .*model-best with .*log.jsonl: another training.*\n  {said}"):
-        read_report(tmp_path / "one" / "log.jsonl", model=model)
-
-
 def test_report_takes_folders(tmp_path):
     """Of a training, with its model, and of the newest that was there; and a folder of several."""
     saved(tmp_path / "a b" / "model-best")
@@ -267,23 +212,6 @@ def test_report_takes_folders(tmp_path):
     assert run.returncode == 1 and "expected log.jsonl in it, or in folders in it, found none" in run.stderr
     with pytest.raises(ConfigError, match="expected the log of one"):
         read_report(tmp_path, model=tmp_path / "c" / "model-best")
-
-
-@needs_matplotlib
-def test_report_of_logs_that_say_odd_things_about_their_training(tmp_path):
-    odd = [
-        {"components": 3, "config": []},
-        {"components": [None, {"name": 3}, {"name": "<w>", "labels": ["<x>", 4], "n_labels": "many"}]},
-        {"lang": [], "config": {"training": {"a": {"b.c": 1}, "train_corpus": 7}, "corpora": {"train": 3}}},
-        {"config": {"training": {"frozen_components": 4}, "corpora": {"train": {"path": "/dev/null"}}}},
-        {"components": [{"name": "<w>"}], "config": {"training": {"frozen_components": ["<y>"]}}},
-    ]
-    for found in odd:
-        path = write(tmp_path / "log.jsonl", [{**row(0), "trained": found}, row(1)])
-        assert _beside(read_report(path))["label_tables"] == []
-    read_report(path).to_disk(tmp_path / "report.html")
-    page = Page(tmp_path / "report.html")
-    assert not page.all("w") and "Trained: <w>." in page.texts
 
 
 @needs_matplotlib

@@ -1,6 +1,7 @@
 """Learning from a stream: against a loop by hand, and a run that was never stopped."""
 
 import json
+import os
 import shutil
 from contextlib import suppress
 
@@ -16,6 +17,7 @@ from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.records import make_example, read_examples
 from thinc_torchopt.addons.streams.source import LineReader
+from thinc_torchopt.addons.streams.state import LearnerFolder
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, StateError, StreamError
 from thinc_torchopt.core.params.names import walk
@@ -471,3 +473,9 @@ def test_learner_goes_on_only_with_the_weights_that_it_began_with(model, unbroke
     nlp.to_disk(tmp_path / "other")
     with pytest.raises(StateError, match=r"weights of MODEL: checksum \w+ "):
         learn(tmp_path / "other", stream, output, replay=1, memory=4)
+
+
+def test_learner_has_rows_on_the_disk_before_their_size_is_saved(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda file: sizes.append(os.fstat(file).st_size))
+    assert [LearnerFolder(tmp_path).append("learn.jsonl", [{"texts": 1}])] == sizes == [len('{"texts": 1}\n')]

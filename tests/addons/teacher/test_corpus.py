@@ -188,6 +188,8 @@ def test_corpus_ignores_no_setting(teacher, texts, tmp_path, told, monkeypatch):
         ({"teacher": ROOT}, "a folder without config.cfg"),
         ({"teacher": ROOT / "setup.cfg"}, "a file"),
         ({"components": []}, "Can't set 'components'"),
+        ({"components": "ner"}, "expected names of components, or null for all, found 'ner'"),
+        ({"texts": 3}, "expected the path of a file or a folder, or null"),
         ({"texts": "gone.txt"}, "found nothing at 'gone.txt'"),
         ({"texts": ROOT / "setup.cfg"}, "found a file of another kind"),
         ({"texts": ROOT / "tests" / "doubles"}, "found a folder without such files"),

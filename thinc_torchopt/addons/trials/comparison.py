@@ -165,9 +165,7 @@ class Comparison:
 
     def seeds_for(self, name: str) -> int | None:
         """The number of seeds with which the found difference would be more than chance. None: too many."""
-        found = self.differences.get(name)
-        if found is None or not found.value:
-            return None
+        found = self.differences[name]
         for seeds in range(self.seeds + 1, _MOST_SEEDS + 1):
             freedom = found.freedom // (self.seeds - 1) * (seeds - 1)
             of_seeds = found.of_seeds * math.sqrt(self.seeds / seeds)
