@@ -127,29 +127,6 @@ def table(texts):
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        *(prodigy, prodigy_with_tokens, doccano, doccano_objects, label_studio),
-        *(tuples, annotator_of_tuples, records, table),
-    ],
-)
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-@settings(max_examples=25)
-@given(corpora)
-def test_readers_keep_characters_and_labels(write, encoding, tmp_path_factory, corpus):
-    texts = list(dict((text_and_spans(words, ents)) for words, ents, _ in corpus).items())
-    path = tmp_path_factory.mktemp("x") / "texts"
-    path.write_bytes(write(texts).encode(encoding))
-    # A tokenizer that cuts at white space alone, so each span fits.
-    nlp = spacy.blank("xx")
-    nlp.tokenizer = lambda text: Doc(nlp.vocab, words=text.split(" "), spaces=[True] * text.count(" ") + [False])
-    docs, told = read_docs(nlp, path)
-    found = [(doc.text, [(ent.start_char, ent.end_char, ent.label_) for ent in doc.ents]) for doc in docs]
-    assert found == texts and told.texts == told.annotated == len(texts)
-    assert not told.misfits.counts and all(doc.has_annotation("ENT_IOB") for doc in docs)
-
-
 def iob2(words, ents):
     tags = ["O"] * len(words)
     for a, b, label in ents:
@@ -186,6 +163,29 @@ SCHEMES = [iob1, iob2, biluo, bioes]
 def test_tags_of_each_scheme(scheme, text):
     words, ents, _ = text
     assert list(spans_of(scheme(words, ents))) == ents
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        *(prodigy, prodigy_with_tokens, doccano, doccano_objects, label_studio),
+        *(tuples, annotator_of_tuples, records, table),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@settings(max_examples=25)
+@given(corpora)
+def test_readers_keep_characters_and_labels(write, encoding, tmp_path_factory, corpus):
+    texts = list(dict((text_and_spans(words, ents)) for words, ents, _ in corpus).items())
+    path = tmp_path_factory.mktemp("x") / "texts"
+    path.write_bytes(write(texts).encode(encoding))
+    # A tokenizer that cuts at white space alone, so each span fits.
+    nlp = spacy.blank("xx")
+    nlp.tokenizer = lambda text: Doc(nlp.vocab, words=text.split(" "), spaces=[True] * text.count(" ") + [False])
+    docs, told = read_docs(nlp, path)
+    found = [(doc.text, [(ent.start_char, ent.end_char, ent.label_) for ent in doc.ents]) for doc in docs]
+    assert found == texts and told.texts == told.annotated == len(texts)
+    assert not told.misfits.counts and all(doc.has_annotation("ENT_IOB") for doc in docs)
 
 
 def columns(corpus, scheme):

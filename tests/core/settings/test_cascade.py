@@ -248,7 +248,11 @@ def test_cascade_the_last_block_with_an_algorithm_says_all_of_its_options():
 
 def test_cascade_skip_decay_and_rates_hold_for_every_algorithm():
     decayed = AdamW(weight_decay=0.1)
-    blocks = {"low": {"params": ["*/0/*"], "algorithm": decayed, "lr_scale": 0.5}}
+    blocks = {
+        "all": {"params": ["*"], "lr_scale": 0.25},
+        "low": {"params": ["*/0/*"], "algorithm": decayed, "lr_scale": 0.5},
+        "rest": {"params": ["*/1/*"], "lr_scale": 1.0},
+    }
     nlp, _ = two_parts()
     optimizer = told(torch_sgd_without_decay(), blocks, nlp, skip_decay="bias_and_norm", per_param_lr={"*/bias": 0.5})
     steps(nlp, optimizer, 2)
@@ -256,7 +260,8 @@ def test_cascade_skip_decay_and_rates_hold_for_every_algorithm():
     assert found["0/weight"].options["weight_decay"] == 0.1 and found["0/bias"].options["weight_decay"] == 0.0
     rates = {name: info.learn_rate for name, info in found.items()}
     assert rates == {"0/weight": 0.005, "0/bias": 0.25, "1/weight": 0.01, "1/bias": 0.5}
-    assert set(optimizer.learn_rates) == {"default", "low", "low+*/bias+skip_decay", "*/bias+skip_decay"}
+    groups = {"all+low", "all+rest", "all+low+*/bias+skip_decay", "all+rest+*/bias+skip_decay"}
+    assert set(optimizer.learn_rates) == groups
 
 
 def torch_sgd_without_decay():

@@ -76,6 +76,15 @@ def naive_guard(norms, factor, policy):
     return scales, spikes, in_a_row
 
 
+def test_guard_leaves_it_to_max_nonfinite_what_is_not_finite():
+    for max_nonfinite, scale in ((0, 1.0), (20, None)):
+        guard = GradGuard(max_nonfinite, spike_factor=2.0, on_spike="clip")
+        for _ in range(30):
+            judge(guard, 1.0)
+        assert judge(guard, math.inf) == scale and judge(guard, math.nan) == scale and guard.spikes == 0
+        assert judge(guard, 1.9) == 1.0 and judge(guard, 2.1) < 1.0
+
+
 NORMS = st.one_of(st.floats(0.5, 2.0), st.floats(1e-3, 1e5), st.sampled_from([0.0, math.inf, math.nan]))
 
 
@@ -104,15 +113,6 @@ def test_guard_gets_over_a_new_level(factor):
     found = [judge(guard, 1000.0) for _ in range(2000)]
     needed = math.log(1000 / factor) / math.log(1 + 0.01 * (factor - 1))
     assert found.count(None) == math.ceil(needed) and None not in found[math.ceil(needed) :]
-
-
-def test_guard_leaves_it_to_max_nonfinite_what_is_not_finite():
-    for max_nonfinite, scale in ((0, 1.0), (20, None)):
-        guard = GradGuard(max_nonfinite, spike_factor=2.0, on_spike="clip")
-        for _ in range(30):
-            judge(guard, 1.0)
-        assert judge(guard, math.inf) == scale and judge(guard, math.nan) == scale and guard.spikes == 0
-        assert judge(guard, 1.9) == 1.0 and judge(guard, 2.1) < 1.0
 
 
 def test_guard_keeps_an_average_for_each_set_of_params():
