@@ -238,7 +238,8 @@ def test_init_recipes_in_a_row(tmp_path):
         ([], ("--lang", "de"), "de", ""),
         (["fi"], (), "fi", ""),
         (["fi", "de"], (), "xx", ""),
-        (["fi"], ("--lang", "de"), "de", "the texts say that they are in 'fi' (4 texts)"),
+        (["fi"], ("--lang", "de"), "de", "the texts say that they are in 'fi' (4 texts)."),
+        (["fi", "sv"], ("--lang", "de"), "de", "in 'fi' (2 texts) and 'sv' (2 texts)."),
     ],
 )
 def test_init_language(said, args, lang, note, tmp_path):

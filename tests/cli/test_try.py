@@ -3,6 +3,7 @@
 import json
 import re
 from statistics import fmean, stdev
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -13,6 +14,7 @@ from spacy.tokens import DocBin
 from thinc_torchopt.addons.preview import draw_learning_curve
 from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products
 from thinc_torchopt.addons.trials.trial import TrialResult, run_trial, shorten
+from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.tables import as_text
 from thinc_torchopt.notebook import compare_recipes
 
@@ -168,8 +170,10 @@ def test_try_a_stream(folder):
     assert shown.count("Can't find the end of the training") == 1
     assert "Note: Scores are on 9 texts of the development data. With so few, even a difference" in shown
     assert re.search(r"^as it is .*\nfine-tune ", shown, re.MULTILINE)
-    shown = run("slow.cfg", "--recipes", "robust", *args).stdout
+    done = run("slow.cfg", "--recipes", "robust", *args)
+    shown = done.stdout
     assert "which can't be used. Can't find the end of the training" in shown and "Not tried: best" not in shown
+    assert "One seed can't tell" in shown and "2 trials, about" in done.stderr
 
 
 def test_try_keeps_what_there_is_unless_something_is_better(folder):
@@ -212,6 +216,13 @@ def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
         return
     assert "Stopped before the end" in done.stdout and re.search(told, done.stdout)
     assert ("Nothing was compared yet." in done.stdout) == (trial < 6) == ("CPU seconds" not in done.stdout)
+
+
+def test_try_tells_of_settings_that_fail(folder, monkeypatch):
+    ends = Mock(side_effect=[ConfigError("The rate is too high."), TrialResult([(0, 0.1)]), KeyboardInterrupt()])
+    monkeypatch.setattr("thinc_torchopt.addons.preview.comparison.run_trial", ends)
+    found = compare_recipes(folder / "slow.cfg", PATHS, recipes="drop-in", steps=2, seeds=1)
+    assert "tuned after 2 of 4 trials, by the texts that choose: failed with a rate" in "\n".join(found.notes)
 
 
 def test_try_tells_of_recipes_that_fail(folder):

@@ -265,6 +265,7 @@ def test_ops_choice_by_time(seconds, expected, reason):
     """Where BLIS is as fast, thinc's stay."""
     choice = choose(measured(**seconds))
     assert choice.products.kernel == expected and reason in choice.reason
+    assert choice.gain == (1.0 if expected == "k-thinc" else seconds["thinc"] / seconds[expected[2:]])
 
 
 @pytest.mark.parametrize("threads", [1, 3, "auto"])

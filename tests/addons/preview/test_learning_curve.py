@@ -67,7 +67,7 @@ def test_learning_curve_tells_of_a_part_that_failed():
     found = curve(of_25=[0.5], of_75=[0.80, 0.81], of_100=[0.81, 0.83])
     found.tried["75%"].problem = "the loss was not finite"
     shown = as_text(found.print)
-    assert "75% did not finish its trials: the loss was not finite" in shown
+    assert "75% did not finish its trials: the loss was not finite" in shown and "0.8200  0.0141" in shown
     assert "Nothing can be said" in shown and found.as_dict()["rise"] is None
 
 
@@ -160,6 +160,8 @@ def test_learning_curve_of_a_file_of_texts(tmp_path):
     [
         ({"max_epochs": -1}, 12, r"expected texts that are read into memory, found 'max_epochs = -1 in \[training\]'"),
         ({"max_steps": 0}, 12, "found 0. All parts get as many steps per text, so say where it ends on all texts"),
+        # Before any text is read.
+        ({"dropuot": 0.2}, 0, "no setting 'dropuot'"),
         ({}, 3, r"expected at least 4 texts in \[corpora.train\], one for each part, found 3"),
     ],
 )

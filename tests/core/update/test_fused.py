@@ -12,7 +12,7 @@ from thinc.api import Linear, Model, chain
 
 from tests.models import toy_examples, toy_pipeline
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core import kernels
+from thinc_torchopt.core import drop_ins, kernels
 from thinc_torchopt.core.algorithms.algorithm import Algorithm
 from thinc_torchopt.core.update.built_algorithm import BuiltAlgorithm
 from thinc_torchopt.torch_optimizers import SGD, Adagrad, Adam, AdamW
@@ -94,9 +94,13 @@ def test_fused_is_torchs_step(data, name, dtype, seed):
             assert torch.equal(state[ours][key], value), key
 
 
-def test_fused_makes_all_steps_but_the_first_two(made):
+@pytest.mark.parametrize(
+    "make", [lambda: TorchOptimizer(AdamW(), 0.1), lambda: drop_ins.SGD(0.1)], ids=["torch", "thinc"]
+)
+def test_fused_makes_all_steps_but_the_first_two(make, made, monkeypatch):
+    monkeypatch.setattr("thinc_torchopt.core.algorithms.thinc.sgd", None)  # slower, with the same results
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
-    optimizer = TorchOptimizer(AdamW(), 0.1)
+    optimizer = make()
     for _ in range(5):
         for param in params:
             optimizer.set_grad(param, torch.ones(3))

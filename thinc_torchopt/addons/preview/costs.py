@@ -327,7 +327,7 @@ def _time_evaluation(setup: Setup, examples: Sequence[Example]) -> float:
 
 
 def tell_products(
-    choice: Choice, thincs: Products, ops: OpsChoice, steps: Sequence[float], *, has_setting: bool = True
+    choice: Choice, thincs: Products, ops: OpsChoice, steps: Sequence[float], *, has_setting: bool
 ) -> str:
     """Say which library computes products fastest here, and what `ops` has to do with it.
 

@@ -18,7 +18,7 @@ from spacy.util import is_package, load_model_from_config
 from ...core import kinds
 from ...core.errors import ConfigError
 from ...core.kinds import Annotations, Kind
-from ...core.words import count
+from ...core.words import count, listed
 
 # The order of spaCy's own pipelines. A senter is for texts without trees, which say where sentences start, too.
 _ORDER: Final = (kinds.Tags(), kinds.Morphology(), kinds.Lemmas(), kinds.Trees(), kinds.Sentences(), kinds.Entities())
@@ -242,7 +242,7 @@ def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
     said = languages_of(examples)
     others = [other for other, _ in said.most_common() if other != lang]
     if others and lang != "xx":
-        found = ", ".join(f"'{other}' ({count(said[other], 'text')})" for other in others[:5])
+        found = listed([f"'{other}' ({count(said[other], 'text')})" for other in others])
         notes.append(
             f"The config is for '{lang}', but the texts say that they are in {found}. For several languages: --lang xx."
         )

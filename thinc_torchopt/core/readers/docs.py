@@ -40,7 +40,7 @@ class Told:
     found: Annotations = field(default_factory=Annotations)
     misfits: Tally = field(default_factory=Tally)
     unused: Counter[str] = field(default_factory=Counter)
-    rows: list[Row] = field(default_factory=list, repr=False)
+    rows: list[Row] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         """It in words, a line for each thing, but for what `found` tells."""
