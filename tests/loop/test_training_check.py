@@ -185,6 +185,8 @@ def prodigy(rate):
 
 
 OURS = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1}
+# Its highest rate comes one step before the last.
+RISEN = {"learn_rate": {"@schedules": "compounding.v1", "start": 0.009, "stop": 0.01, "compound": 1.00107}}
 needs_prodigy = pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
 
 
@@ -195,6 +197,7 @@ needs_prodigy = pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-op
         ({"optimizer": warmup(1, 10)}, "is 0 from step 10 on, and the training ends at step 100"),
         ({"optimizer": warmup(9, 900)}, "is still at 0.898 of its highest when the training ends at step 100"),
         ({"optimizer": warmup(500, 900)}, "still rises at step 100"),
+        ({"optimizer": RISEN}, ""),
         ({"optimizer": warmup(1, 0)}, "learn_rate is thinc's warmup_linear.v1 with total_steps = 0: it falls to 0"),
         ({"optimizer": warmup(1, 100)}, ""),
         ({"optimizer": {"learn_rate": OURS}}, ""),

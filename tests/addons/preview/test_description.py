@@ -244,7 +244,7 @@ def test_explain_numbers(case, folder):
     n, words = len(steps), steps[-1]["words"]
     each, epochs = f"{words / n:.0f} words each", words / more.get("in_epoch", 132)
     of = more.get("epochs", f"{epochs:.{int(epochs < 10)}f} epochs of 24 texts with 132 words")
-    told = f"{n:,} steps of {each}: {words:,} words, {of}"
+    told = f"{n:,} steps (0 to {n - 1:,}) of {each}: {words:,} words, {of}"
     told = f"No limit until something else ends the training, {each}" if "is_endless" in more else told
     assert lines["Steps"] == f"{told}."
 

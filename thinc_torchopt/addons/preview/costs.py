@@ -238,7 +238,8 @@ def tell_work(work: TrainingWork, train: Corpus) -> str:
     each = f"{work.batch_words:,.0f} words each"
     if work.steps is None:
         return f"No limit until something else ends the training, {each}."
-    text = f"{count(work.steps, 'step')} of {each}: {work.words:,} words"
+    # spaCy trains on a batch at step 0 too: max_steps = 600 are 601 steps.
+    text = f"{count(work.steps, 'step')} (0 to {work.steps - 1:,}) of {each}: {work.words:,} words"
     if work.epochs is None:
         return f"{text}, counted in the {train.told}."
     epochs = f"{work.epochs:,.{0 if work.epochs >= 10 else 1}f}"

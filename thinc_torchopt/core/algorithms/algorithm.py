@@ -391,22 +391,18 @@ def example_state(
     options: Mapping[str, Any],
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
-    *,
-    updates: int = 1,
 ) -> dict[str, Any]:
-    """The state of a param of this shape after its first updates. Random generators keep their state.
+    """The state of a param of this shape after its first update. Random generators keep their state.
 
     options (Mapping[str, Any]): Options at some step: numbers, no schedules.
-    updates (int): The number of its updates.
     RAISES (Exception): Whatever the algorithm says of such a param.
     """
     device = small_matrix(options).device.type
     with same_generators(device):
         param = torch.ones(shape, device=device, dtype=dtype, requires_grad=True)
         optimizer = algorithm.build([param], lr=0.001, **options)
-        for _ in range(updates):
-            param.grad = torch.randn(shape, device=device, dtype=dtype)
-            step(optimizer)
+        param.grad = torch.randn(shape, device=device, dtype=dtype)
+        step(optimizer)
     return dict(optimizer.state.get(param, {}))
 
 
@@ -423,7 +419,7 @@ class StateSizes:
         shape: tuple[int, ...],
         dtype: torch.dtype = torch.float32,
     ) -> int:
-        """The size of the state of a param after its first updates, in bytes.
+        """The size of the state of a param after its first update, in bytes.
 
         algorithm (Algorithm): Optimizes it.
         options (Mapping[str, Any]): Its options at some step.
@@ -440,7 +436,7 @@ class StateSizes:
         if key not in self._known:
             both = {**algorithm.options, **options}
             fixed = {name: value for name, value in both.items() if not may_move(value)}
-            state = example_state(algorithm, fixed, sizes, dtype, updates=2)
+            state = example_state(algorithm, fixed, sizes, dtype)
             self._known[key] = [_read_off(value) for value in state.values() if isinstance(value, torch.Tensor)]
         real = dict(zip(sizes, shape))
         return sum(
