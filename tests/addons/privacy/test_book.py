@@ -361,6 +361,14 @@ def test_book_refuses_layers_without_a_form_by_name():
         clip_each_example(nlp, examples, 1.0)
 
 
+def test_book_refuses_rows_and_parts_that_are_of_no_example():
+    book, layer = Book(1.0), Linear(8, 8)
+    with pytest.raises(ParamError, match=r"layer 'linear' gets rows \(ndarray\), and it is not known which"):
+        book.rows_of(layer, numpy.zeros((4, 8)))
+    with pytest.raises(ParamError, match="layer 'linear' got 4 parts for a batch of 0 examples"):
+        book.check_count(layer, 4)
+
+
 def test_clip_each_example_refuses_a_clip_of_zero():
     with pytest.raises(ConfigError, match=r"'clip'.*above 0"):
         clip_each_example(spacy.blank("xx"), [], 0.0)

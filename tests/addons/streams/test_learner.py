@@ -479,3 +479,10 @@ def test_learner_has_rows_on_the_disk_before_their_size_is_saved(tmp_path, monke
     sizes = []
     monkeypatch.setattr(os, "fsync", lambda file: sizes.append(os.fstat(file).st_size))
     assert [LearnerFolder(tmp_path).append("learn.jsonl", [{"texts": 1}])] == sizes == [len('{"texts": 1}\n')]
+
+
+def test_learner_saves_at_the_start_after_so_many_texts_and_at_the_end(model, unbroken, tmp_path, monkeypatch):
+    saved, save = [], LearnerFolder.save
+    monkeypatch.setattr(LearnerFolder, "save", lambda *args: (saved.append(args[1].progress.texts), save(*args)))
+    learn(model, unbroken[0], tmp_path / "out", save_every=10)
+    assert saved == [0, 10, 18]

@@ -131,7 +131,7 @@ def test_trial_keeps_the_last_of_equals(tmp_path):
 
 def test_trial_is_evaluated_at_its_end(tmp_path):
     """Also where that is no multiple of `eval_frequency`: with the averages, as the others."""
-    config = load(tmp_path, eval_frequency=4)
+    config = load(tmp_path, eval_frequency=4, max_epochs=1)  # a trial ends by its steps alone
     short, _ = shorten(config, 6)
     short["training"]["eval_frequency"] = 4
     found = run_trial(short, seed=0)

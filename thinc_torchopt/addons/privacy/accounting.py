@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from functools import cache
 from typing import Any, get_args
 
@@ -146,10 +147,4 @@ def most_steps(
     high = low + 1
     while are_allowed(high):
         low, high = high, high + 2 * (high - low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if are_allowed(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return low + bisect_left(range(low + 1, high), True, key=lambda steps: not are_allowed(steps))

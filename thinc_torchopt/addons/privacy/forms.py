@@ -43,7 +43,7 @@ def run_layers(book: Book, forward: Forward, model: Node, X: Any, is_train: bool
 def keep_rows(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
     """A layer that treats each row by itself."""
     Y, backprop = forward(model, X, is_train)
-    if book.is_array(X) and book.is_array(Y):
+    if book.is_array(X):  # then Y is one, too: dropout takes lists as well, and returns what it got
         book.tell(Y, book.rows_of(model, X))
     return Y, backprop
 

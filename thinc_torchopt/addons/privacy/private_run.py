@@ -91,7 +91,7 @@ class Privacy(Attachment):
     accountant: Accountant = "prv"
     seed: int | None = None
     # Whether the gradients of the next update are private. A run sets it.
-    has_noise: bool = field(default=False, init=False, compare=False, repr=False)
+    has_noise: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is None and self.target_epsilon is None:
@@ -368,8 +368,9 @@ def plan_privacy(
         )
     noise, target, rate, guess = settings.noise_multiplier, settings.target_epsilon, size / population, 0
     if noise is None:
+        assert target is not None  # `Privacy` needs one of both
         guess = count_steps()
-        noise = least_noise(target or 0.0, settings.delta, rate, guess, settings.accountant)
+        noise = least_noise(target, settings.delta, rate, guess, settings.accountant)
     if noise:
         check_opacus()
     last = None

@@ -42,8 +42,7 @@ class Rows:
         if pad and (filled := numpy.flatnonzero(counts)).size:
             counts = counts.copy()
             counts[filled] += pad  # half before, half after
-            counts[filled[0]] += pad // 2
-            counts[filled[-1]] += pad // 2
+            numpy.add.at(counts, filled[[0, -1]], pad // 2)  # both, also of one sequence
         return cls(numpy.repeat(numpy.arange(n), counts), n, reach=pad // 2)
 
     def __len__(self) -> int:
