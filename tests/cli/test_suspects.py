@@ -1,6 +1,7 @@
 """`spacy torchopt suspects`, as it is typed: list, write, accept, train again."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,8 @@ def test_suspects_have_cells_of_40_letters():
         (("--component", "ner"), "Can't show 'ner': expected one of tagger, which were recorded."),
         (("--label", "VBX"), "Can't show 'VBX': no annotation or prediction with this label was recorded."),
         (("--output", "x.txt"), "Can't write 'x.txt': expected --output with a name that ends in .jsonl."),
+        (("--output", "folder.jsonl"), "Can't write folder.jsonl: expected a file, found a folder."),
+        (("--output", "/dev/null/x.jsonl"), "Can't write /dev/null/x.jsonl: "),
         (("--accepted", __file__), "expected --output with a name that ends in .spacy."),
         (
             ("--accepted", __file__, "--label", "X", "--output", "x.spacy"),
@@ -77,7 +80,9 @@ def test_suspects_have_cells_of_40_letters():
         ),
     ],
 )
-def test_suspects_refuses(trained, arguments, said):
+def test_suspects_refuses(trained, arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder.jsonl").mkdir()
     found = spacy_cli("torchopt", "suspects", trained, *arguments, check=False)
     assert found.returncode == 1
     assert said in found.stderr

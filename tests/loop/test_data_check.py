@@ -22,6 +22,8 @@ from thinc_torchopt.loop.data_check import Corpus, Facts, spans_not_proposed, te
 from thinc_torchopt.loop.training_check import OF_TEXTS
 from thinc_torchopt.loop.training_check import check as look
 
+from ..models import grads_of, ready_pipeline
+
 WORDS = ["Anna", "likes", "red", "London", "."]
 GOLD = {
     "tags": list("ABCDE"),
@@ -183,6 +185,18 @@ def test_data_check_frozen_components_that_were_never_trained():
     assert stop.startswith("'ner' is frozen and was never trained")
     nlp.initialize(lambda: train.examples)
     assert nlp.evaluate(train.examples) and not check(nlp, train, frozen=["ner"]).stops
+
+
+@pytest.mark.parametrize("frozen", [["ner"], ["tagger"], ["tagger", "ner"], []])
+def test_data_check_gradients_that_stop_at_a_frozen_component(frozen):
+    """The oracle: whether the tok2vec has gradients after spaCy's update."""
+    nlp, examples = ready_pipeline(["tagger", "ner"])
+    nlp.update(examples, sgd=False, exclude=frozen)
+    found = named(
+        check(nlp, None, sourced=["tok2vec"], frozen=frozen).stops, "last component that listens to it, 'ner'"
+    )
+    assert len(found) == (not grads_of(nlp.get_pipe("tok2vec").model))
+    assert not check(nlp, None, frozen=frozen).stops
 
 
 def test_data_check_looks_further_than_the_first_texts():

@@ -52,6 +52,7 @@ def desk(tmp_path_factory, prompt):
                 doc.cats = {"RED": 0.5, "BLUE": 0.5}
             # spaCy looks for entities that it can't learn in long texts only.
             spaced = Doc(docs[0].vocab, words=[" ", "Anna", "."] * 60, ents=["B-PERSON", "I-PERSON", "O"] * 60)
+            crossed = Doc(docs[0].vocab, words=["Anna", ".", "Rome"] * 60, ents=["B-X", "I-X", "I-X"] * 60)
             spanned, lemmas = (
                 Doc(docs[0].vocab, words=["a", "b", "c"]),
                 Doc(docs[0].vocab, words=["went"], lemmas=["go"]),
@@ -63,6 +64,7 @@ def desk(tmp_path_factory, prompt):
                 "bare": bare,
                 "shares": shares,
                 "spaced": [spaced] * 4,
+                "crossed": [crossed] * 4,
                 "spanned": [spanned] * 20,
                 "lemmas": [lemmas],
             }.items():

@@ -10,10 +10,9 @@ from typing import Optional
 from typer import Argument as Arg
 from typer import Option as Opt
 
-from ..addons.report import Suspect, read_suspects
+from ..addons.report import Suspect, check_place, read_suspects, save_whole
 from ..core.errors import ConfigError
 from ..core.host import cli_util
-from ..core.state import write_text
 from ..core.tables import print_table
 from ..core.words import count
 from ._command import CODE
@@ -52,6 +51,8 @@ def suspects(
             raise ConfigError(f"Can't write '{output_path}': expected --output with a name that ends in {ending}.")
         if accepted_path is not None and (component is not None or label is not None):
             raise ConfigError("Can't use --accepted with --component or --label: all accepted rows are taken.")
+        if output_path is not None:
+            check_place(output_path, [])
         if output_path is not None and accepted_path is None:
             _check_unanswered(output_path)
         cli_util().import_code(code_path)
@@ -74,7 +75,9 @@ def suspects(
         if label is not None and not rows:
             raise ConfigError(f"Can't show '{label}': no annotation or prediction with this label was recorded.")
         if output_path is not None:
-            write_text(output_path, "".join(f"{json.dumps(one.row(), ensure_ascii=False)}\n" for one in rows))
+            text = "".join(f"{json.dumps(one.row(), ensure_ascii=False)}\n" for one in rows)
+            with save_whole(output_path) as unfinished:
+                unfinished.write_text(text, encoding="utf8", newline="")
     print_notes(console, list(found.notes))
     if output_path is not None:
         console.print(f"Saved {count(len(rows), 'row')} to {output_path}", markup=False)

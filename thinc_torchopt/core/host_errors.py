@@ -33,7 +33,18 @@ from thinc.api import NumpyOps
 
 from .config_checks import REGISTRIES, ConfigSection, leaves_out, sections_of
 from .errors import ConfigError, ConfigKeyError, ConfigTypeError
-from .kinds import LEAST_ACTIONS, LEAST_CHANGES, Categories, Entities, Kind, Lemmas, OneCategory, Trees, kind_of
+from .kinds import (
+    LEAST_ACTIONS,
+    LEAST_CHANGES,
+    Categories,
+    Entities,
+    Kind,
+    Lemmas,
+    OneCategory,
+    Sentences,
+    Trees,
+    kind_of,
+)
 from .near_misses import did_you_mean, near_misses, there_are
 from .registry import names_in
 
@@ -421,10 +432,19 @@ def _message_of_no_move(text: str, config: Mapping[str, Any]) -> str:
     found = _of_kind(Trees if text.startswith("[E1031]") else (Trees, Entities), blocks)
     names = " or ".join(f"[components.{name}]" for name in found) or "a parser"
     if not text.startswith("[E1031]"):
+        annotating = config.get("training", {}).get("annotating_components", ())
+        dividing = (*Trees.factories, *Sentences.factories, "sentencizer")
+        name = next((name for name in annotating if blocks.get(name, {}).get("factory") in dividing), None)
+        if name is not None:
+            why = (
+                f"'{name}' begins a sentence within an entity, and spaCy learns none of two sentences. Remove '{name}' "
+                "from annotating_components in [training]."
+            )
+        else:
+            why = "an entity begins with white space. Move its start to the first word. spacy debug data counts them."
         return (
-            f"Can't train {names}: a text of [{corpus}] is annotated in a way that spaCy can't learn, usually "
-            "because an entity begins with white space. Move its start to the first word. spacy debug data counts such "
-            "entities."
+            f"Can't train {names}: a text of [{corpus}] is annotated in a way that spaCy can't learn, usually because "
+            f"{why}"
         )
     least = next((blocks[name].get("min_action_freq", LEAST_ACTIONS) for name in found), LEAST_ACTIONS)
     return (

@@ -192,6 +192,24 @@ def blank_components(facts: Facts) -> Iterator[Found]:
             )
 
 
+def gradients_that_stop(facts: Facts) -> Iterator[Found]:
+    """Find a tok2vec or transformer that learns nothing: the last component that listens to it is frozen, and spaCy
+    sends the gradients of all others through that one. A new one is not connected with components that are frozen.
+
+    SOURCE: spacy/pipeline/tok2vec.py, `Tok2Vec.update`; spacy/training/initialize.py, `init_nlp`.
+    """
+    for name in facts.trained:
+        heard = getattr(facts.nlp.get_pipe(name), "listening_components", ())
+        if name in facts.sourced and heard and heard[-1] in facts.frozen:
+            last = heard[-1]
+            yield Finding(
+                "in vain",
+                f"'{name}' (sourced) learns nothing: spaCy sends it gradients through the last component that listens "
+                f"to it, '{last}', which is frozen. Set replace_listeners in [components.{last}], so that '{last}' "
+                f"keeps a '{name}' of its own; or add '{name}' to [training] frozen_components.",
+            )
+
+
 def nothing_to_learn(facts: Facts) -> Iterator[Found]:
     """Find components that have no annotations to learn from."""
     train = facts.train

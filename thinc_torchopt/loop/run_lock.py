@@ -48,6 +48,7 @@ class RunLock:
         self._what, self._setting = what, setting
         self._run = uuid.uuid4().hex
         self._file: _LockFile | None = None
+        self._made_folder = False
 
     def acquire(self) -> None:
         """Lock the folder.
@@ -78,13 +79,16 @@ class RunLock:
             )
 
     def release(self) -> None:
-        """Unlock the folder."""
+        """Unlock the folder. One that was made for the lock goes, if nothing was written."""
         file, self._file = self._file, None
         if file is not None and file.is_at(self.path) and file.read().get("run") == self._run:
-            with suppress(OSError):  # Windows does not remove open files
+            with suppress(OSError):  # Windows does not remove open files; there are others in the folder
                 self.path.unlink()
+                if self._made_folder:
+                    self.path.parent.rmdir()
 
     def _acquire(self) -> None:
+        self._made_folder |= not self.path.parent.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         key = os.path.join(os.path.realpath(self.path.parent), _NAME)
         # A process must not open it twice: closing either one releases the lock.

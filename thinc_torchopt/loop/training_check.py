@@ -56,6 +56,7 @@ def labels_in_conflict(facts: Facts) -> Iterator[Found]:
 OF_TEXTS: Final[Sequence[Check]] = (
     data.texts_to_score,
     data.blank_components,
+    data.gradients_that_stop,
     data.nothing_to_learn,
     data.spans_not_proposed,
     data.vectors_that_are_gone,

@@ -148,7 +148,7 @@ def test_classes_are_judged_by_text_and_heads_are_shown_with_their_words(example
     kind = kinds.Categories("cats", ("RED", "BLUE"), 0.5)
     found = suspects_of(kind, examples, hardness, labels=["RED", "BLUE"], predict=predict)
     first, last = found[0], next(one for one in found if one.number == 1)
-    assert (first.number, first.words) == (6, examples[5].text.strip())
+    assert (first.number, first.words, first.said(first.annotated)) == (6, examples[5].text.strip(), "RED")
     assert (first.why, last.why) == ("predicted in 0 of 10 updates, and at the end", "predicted in 0 of 0 updates")
     hardness = [[0, 0, 0.5, 0, 0][: len(one)] for one in examples]
     first = suspects_of(kinds.Trees("dep"), examples, hardness, predict=predict)[0]

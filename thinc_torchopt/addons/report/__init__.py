@@ -11,4 +11,5 @@ from .page import check_output
 from .plots import Point, check_picture, plot_learning_curve, plot_range_test, plot_schedule, plot_study
 from .report import Report, read_report
 from .runs import logs_in, with_others
+from .style import check_place, save_whole
 from .suspects import Suspect, Suspects, read_suspects

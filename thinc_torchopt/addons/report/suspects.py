@@ -28,11 +28,11 @@ from ...core.errors import ConfigError
 from ...core.kinds import kind_in
 from ...core.readers import read_docs
 from ...core.record import FOLDER, Record, digest, hardness_of
-from ...core.state import replacing
 from ...core.words import count, listed
 from .errors import Passage, load, passages_of
 from .kinds import Categories, Item, Items, Kind, Place, TokenLabels, Trees, kinds_of
 from .labels import shown
+from .style import save_whole
 
 # Of the rarity of an annotation, beside its hardness. Chosen on the first half of the tags of EWT as of 2019.
 _OF_RARITY: Final = 0.3
@@ -127,7 +127,7 @@ class Suspect:
         reference = self.example.reference
         if isinstance(self.kind, Trees):
             return ", ".join(f"{item.label} of {reference[item.head].text}" for item in items) or "nothing"
-        whole = all((item.start, item.end) == (self.start, self.end) for item in items)
+        whole = all((item.start, item.end) in ((self.start, self.end), (0, 0)) for item in items)  # of categories: 0
         at = [item.label if whole else f"{item.label}: {reference[item.start : item.end].text}" for item in items]
         return ", ".join(map(shown, at)) or "nothing"
 
@@ -372,7 +372,7 @@ class Suspects:
         accepted (Path): In any form that `init` reads. path (Path): The new file, in spaCy's format.
         RETURNS (tuple): The rows that were accepted; the texts that have other annotations now; and what was left
             out, in words.
-        RAISES (ConfigError): It can't be read, or has categories that the corpus lacks.
+        RAISES (ConfigError): It can't be read or written, or has categories that the corpus lacks.
         """
         given: dict[str, list[tuple[Doc, Doc | None]]] = defaultdict(list)
         accepted_docs, told = read_docs(self.nlp, accepted)
@@ -401,7 +401,7 @@ class Suspects:
                         put.append((kind, items - old))
             n_changed += bool(put)
             n_lost += any(there - kind.compare(Example(doc, doc))[0].keys() for kind, there in put)
-        with replacing(path) as unfinished:
+        with save_whole(path) as unfinished:
             DocBin(docs=docs, store_user_data=True).to_disk(unfinished)
         notes = [*told.misfits.lines()]
         if n_lost:
