@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from thinc_torchopt.core.compat import has_opacus, import_opacus_accountants
 
@@ -42,13 +42,14 @@ if os.path.isdir(MEMORY) and os.access(MEMORY, os.W_OK):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 # Examples of a property that says no number itself: the same ones each time before a change lands, and others each
-# night. No deadline: another program may have the processor.
-for profile, examples in (("ci", 40), ("nightly", 500)):
+# night. No deadline: another program may have the processor. For mutants, that one fails is enough.
+for profile, examples in (("ci", 40), ("mutants", 40), ("nightly", 500)):
     settings.register_profile(
         profile,
         max_examples=examples,
-        derandomize=profile == "ci",
+        derandomize=profile != "nightly",
         deadline=None,
+        phases=[phase for phase in Phase if profile != "mutants" or phase not in (Phase.shrink, Phase.explain)],
         suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -343,6 +343,7 @@ def _in_fork(copy: Path, tests: Sequence[str], plugins: Sequence[Any]) -> int:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", str(ROOT)))]
     os.environ |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ["HYPOTHESIS_PROFILE"] = "mutants"
     sys.dont_write_bytecode = True
     os.chdir(copy)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))

@@ -16,7 +16,7 @@ from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
 from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise
-from thinc_torchopt.addons.privacy.private_run import Privacy, plan_private_training
+from thinc_torchopt.addons.privacy.private_run import Privacy, plan_private_training, what_is_not_covered
 from thinc_torchopt.addons.trials.trial import WRITES, begin_training
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.compat import has_opacus
@@ -446,3 +446,14 @@ def test_private_needs_opacus_for_noise(tmp_path, corpus, monkeypatch):
 def test_epsilon_is_infinite_without_noise():
     assert epsilon_of([(0.0, 0.1, 3)], 1e-5, "prv") == math.inf
     assert epsilon_of([], 1e-5, "prv") == 0.0
+
+
+def test_private_settings_that_give_less_than_they_seem_to_are_told_or_refused():
+    settings = {"clip": 0.5, "delta": 1e-4}
+    for own, of_training, told in ((None, None, ""), (1, None, "N"), (None, 0, "L"), (0, 1, "LN")):
+        found = what_is_not_covered(Privacy(**settings, noise_multiplier=1.0, seed=own), of_training)
+        assert [line.partition(" is private from those who know")[0] for line in found] == [
+            {"N": "Nothing", "L": "Less"}[one] for one in told
+        ]
+    with pytest.raises(ConfigError, match=r"a number above 0, as there is a target_epsilon, found 0\.0"):
+        Privacy(**settings, noise_multiplier=0.0, target_epsilon=1.0)

@@ -305,6 +305,20 @@ def test_lr_finder_suggests_nothing_from_noise():
     assert by_chance <= 3
 
 
+@pytest.mark.parametrize(
+    ("end", "ended", "advice"),
+    [
+        (1.04, "max_rate", "Up to a rate of 10 nothing happened. "),
+        (1.05, "max_rate", ""),  # smoothed, it rose by 2%
+        (1.05, "diverged", "It diverged at a rate of 10: if that is at once, lower --min-lr. "),
+        (1.05, "not_finite", "It was not finite at a rate of 10: if that is at once, lower --min-lr. "),
+    ],
+)
+def test_lr_finder_says_what_may_help_if_the_loss_does_not_fall(end, ended, advice):
+    problem = analyse([1.0] * 69 + [end], ended=ended).problem
+    assert problem.endswith(f"which may be chance. {advice}Check that something is trained: spacy torchopt params.")
+
+
 def test_lr_finder_does_not_take_a_dip_of_the_flat_start_for_the_lowest():
     """What was suggested once: 3e-07, from the noise of the flat start."""
     for seed in range(50):

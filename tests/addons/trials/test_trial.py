@@ -146,6 +146,7 @@ def test_trial_that_diverges_says_so(tmp_path, optimizer):
     config = load(tmp_path, optimizer={"@optimizers": optimizer, "learn_rate": 1e30, "grad_clip": 0.0})
     found = run_trial(shorten(config, 40)[0], seed=0)
     assert "not finite at step" in found.problem
+    assert bool(found.skipped_updates) is (optimizer != "Adam.v1")  # which skips none
 
 
 def test_trial_ends_with_what_is_raised_at_an_evaluation(tmp_path):
