@@ -196,6 +196,9 @@ def test_init_drop_in_changes_one_word(tmp_path):
     changed = [line for line in difflib.ndiff(OWN.splitlines(), new.splitlines()) if line[0] in "+-"]
     assert [line for line in changed if line[0] == "-"] == ['- @optimizers = "Adam.v1"']
     assert '+ @optimizers = "thinc-torchopt.Adam.v1"' in changed
+    # One already; and what is overridden is not written.
+    short = with_optimizer('[training.optimizer]\n@optimizers = "thinc-torchopt.Adam.v1"\nlearn_rate = 0.1\n\n')
+    assert run(short, "drop-in", tmp_path, **{"training.optimizer.L2": 0.5})[1] == short
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["settings", "headers too"])

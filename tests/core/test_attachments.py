@@ -181,6 +181,14 @@ def test_attachments_end_once_each_also_after_an_error_of_another():
     assert closed == ["first"]
 
 
+def test_attachments_that_come_first_hear_each_event_first():
+    heard = []
+    blocks = {name: Plain(name, on_step_end=lambda *_, name=name: heard.append(name)) for name in ("late", "early")}
+    blocks["early"].comes_first = True
+    train_with(**blocks)
+    assert heard == ["early", "late"] * 4
+
+
 def test_attachments_leave_what_they_entered_around_a_part():
     entered = []
 

@@ -61,6 +61,10 @@ def test_run_config_sees_through_variables():
     assert changes_of(training__max_steps=30, training__optimizer__total_steps=20) == []
     assert changes_of(training__seed=6) == ["training.seed: 5 before, 6 now"]
     assert changes_of(paths__vectors="x", paths__train="y") == []
+    assert changes_of(corpora__train__limit=9, corpora__train__path="x", training__path="z") == [
+        "corpora.train.limit: not there before, 9 now",
+        "training.path: not there before, 'z' now",
+    ]
     # as in the config of a saved pipeline; which vectors they are is compared beside it
     assert changes_of(initialize__vectors="x") == []
     assert changes_of(initialize__vectors="${paths.train}") == [

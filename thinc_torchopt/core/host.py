@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from thinc.api import Model, PyTorchShim, Shim
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import (
@@ -333,6 +334,18 @@ def version_of(tensor: torch.Tensor) -> int:
     SOURCE: `torch.Tensor._version`, which autograd checks.
     """
     return tensor._version
+
+
+@contextmanager
+def uncounted_writes(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, torch does not count writes to tensors: a backward pass that has begun before accepts the new values.
+
+    SOURCE: torch/autograd/grad_mode.py, `_unsafe_preserve_version_counter`.
+    """
+    with ExitStack() as stack:
+        for tensor in tensors:
+            stack.enter_context(_unsafe_preserve_version_counter(tensor))
+        yield
 
 
 def cpu_computes_bf16() -> bool:

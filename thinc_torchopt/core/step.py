@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from thinc.api import Shim
 
+from .host import uncounted_writes
 from .kernels import threads_for
 from .params import Param, clear_grads, follow_models, round_to_models
 from .trained import TrainedParams
@@ -141,11 +142,14 @@ class Step:
                     else:
                         trained.writer.write(lr_scale)
                     shards = None if reduce is None else reduce.shards
-                    for algorithm, groups in chosen if shards is None else trained.plan.choose(shards.own(params)):
-                        algorithm.step(groups, factor)
-                    if shards is not None:
-                        shards.exchange(params)
-                    round_to_models(params)
+                    # `nlp.update` updates a shared tok2vec after its forward pass, and before its backward pass.
+                    late = [param.in_model for param in params if param.is_torch and together != JOINT]
+                    with uncounted_writes(late):
+                        for algorithm, groups in chosen if shards is None else trained.plan.choose(shards.own(params)):
+                            algorithm.step(groups, factor)
+                        if shards is not None:
+                            shards.exchange(params)
+                        round_to_models(params)
                     for param in params:
                         param.steps += 1
                 # After a skipped update too: shims that keep their params elsewhere then release their gradients.

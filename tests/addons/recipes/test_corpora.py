@@ -1,5 +1,7 @@
 """What is said of a corpus that can't be read."""
 
+import warnings
+
 import pytest
 import spacy
 from spacy.util import registry
@@ -29,6 +31,7 @@ def test_corpora_say_where_a_reader_has_raised(kind):
         def read(nlp):
             if error is not None:
                 raise error
+            warnings.warn("[W090] as spaCy's reader of no files, which the error tells", stacklevel=2)
             yield from ()
 
         return read

@@ -8,6 +8,7 @@ import numpy
 import pytest
 import spacy
 import torch
+from thinc.api import SGD as ThincSGD
 from thinc.api import Linear, Model, PyTorchWrapper, Softmax, chain, with_array
 
 from thinc_torchopt import Adam, TorchOptimizer
@@ -160,6 +161,21 @@ def test_masters_are_those_of_a_loop_by_hand(dtype, algorithm, build):
     assert same(masters_of(sgd), [master.detach() for master in expected.masters])
     assert all(param.grad is None for param in module.parameters())
     assert [tensor.dtype for tensor in sgd.params.values()] == [dtype] * 6
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
+def test_params_change_between_the_passes_of_a_module(dtype, close):
+    """`nlp.update` updates a shared tok2vec before its backward pass. Oracle: thinc's SGD; bfloat16 has 8 bits."""
+    found = []
+    ours = TorchOptimizer(SGD(fused=False), 0.1, grad_clip=0.0, master_weights=dtype is torch.bfloat16)
+    for optimizer, kind in ((ThincSGD(0.1, L2=0.0, grad_clip=0.0), torch.float32), (ours, dtype)):
+        model = PyTorchWrapper(InHalf(kind))
+        for _ in range(4):
+            Y, back = model.begin_update(numpy.linspace(-1, 1, 35, dtype="f").reshape(7, 5))
+            model.finish_update(optimizer)
+            back(Y)
+        found.append(torch.cat([param.detach().float().flatten() for param in model.shims[0]._model.parameters()]))
+    torch.testing.assert_close(*found, rtol=close, atol=close)
 
 
 def test_masters_clip_gradients_in_float32():

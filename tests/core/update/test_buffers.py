@@ -192,6 +192,10 @@ def test_buffers_of_all_kinds_are_put_back():
         assert (
             module.mask is mask and module.none is None and set(before) == {name for name, _ in module.named_buffers()}
         )
+    module.mask = None
+    kept.keep([shim])
+    kept.put_back([shim])
+    assert module.mask is None
 
 
 def test_buffers_of_a_module_that_nobody_saw_before_begin_anew():
