@@ -1,6 +1,7 @@
 """What holds without several processes: nothing of it is paid for, and commands say what is wrong before any starts."""
 
 import ast
+import os
 import socket
 import sys
 import threading
@@ -20,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 import thinc_torchopt
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.distributed import group
-from thinc_torchopt.addons.distributed.group import interface_to, wait_for_store
+from thinc_torchopt.addons.distributed.group import choose_interface, interface_to, wait_for_store
 from thinc_torchopt.addons.distributed.ranks import Ranks, split_documents
 from thinc_torchopt.addons.distributed.reduce import seed_of
 from thinc_torchopt.cli._screen import show_errors
@@ -68,9 +69,14 @@ def test_alone_torch_distributed_is_imported_inside_functions():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up on Linux")
-def test_alone_interface_of_an_address():
+def test_alone_interface_of_an_address(monkeypatch):
+    """The loopback is for one machine alone, and a user's choice stays."""
     assert interface_to("127.0.0.1", 29500) == "lo"
     assert interface_to("no such host", 29500) is None
+    for chosen, one_machine, expected in (("", True, "lo"), ("", False, ""), ("eth9", True, "eth9")):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
+        choose_interface("127.0.0.1", 29500, one_machine=one_machine)
+        assert os.environ["GLOO_SOCKET_IFNAME"] == expected
 
 
 @given(n=st.integers(0, 300), ranks=st.integers(1, 9), batch_size=st.integers(1, 120))

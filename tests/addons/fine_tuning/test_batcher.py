@@ -56,6 +56,11 @@ def test_batches_are_spacys_if_a_word_is_a_piece(lengths, size, buffer):
     assert ids_of(found) == ids_of(minibatch_by_padded_size(examples, size, buffer))
 
 
+def test_text_that_just_fits_into_a_batch_is_kept():
+    examples = [example_of(["a"] * length) for length in (12, 13)]
+    assert list(batcher_with(words_as_pieces, 12, discard_oversize=True)(examples)) == [examples[:1]]
+
+
 def test_batches_of_a_buffer_come_in_random_order():
     examples = [example_of(["a"] * length) for length in range(1, 40)]
     batcher = batcher_with(words_as_pieces, 40, 20)

@@ -93,6 +93,7 @@ def test_windows_are_as_long_as_they_can_be(texts, window, name):
 
 
 @given(lengths=st.lists(st.integers(1, 60), max_size=40), at_most=st.integers(1, 200))
+@example(lengths=[4, 4, 4], at_most=8)
 def test_parts_have_windows_of_similar_length(lengths, at_most):
     parts = split_by_length(lengths, at_most)
     assert sorted(i for part in parts for i in part) == [*range(len(lengths))]
@@ -100,6 +101,9 @@ def test_parts_have_windows_of_similar_length(lengths, at_most):
         padded = len(part) * max(lengths[i] for i in part)
         assert len(part) == 1 or (padded <= at_most and sum(lengths[i] for i in part) >= 0.75 * padded)
     assert [i for part in parts for i in part] == sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    for part, (first, *_) in itertools.pairwise(parts):  # which has no room for one more
+        padded = (len(part) + 1) * lengths[part[0]]
+        assert padded > at_most or sum(lengths[i] for i in [*part, first]) < 0.75 * padded
 
 
 # ---------------------------------------------------------------------- in a pipeline

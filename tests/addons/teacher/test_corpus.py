@@ -112,7 +112,7 @@ def test_corpus_adds_texts_that_the_teacher_annotates(teacher, texts, told):
     assert told()[-1] == "Nothing is open in the 10 annotated texts: they stay as they are."
 
 
-def test_corpus_leaves_new_labels_open_in_old_texts(teacher, texts):
+def test_corpus_leaves_new_labels_open_in_old_texts(teacher, texts, told):
     nlp = student(teacher)
     reader = TaughtCorpus(Corpus(texts / "train.spacy"), teacher, old=Corpus(texts / "old.spacy"))
     examples = list(reader(nlp))
@@ -120,6 +120,10 @@ def test_corpus_leaves_new_labels_open_in_old_texts(teacher, texts):
     old = [example for example in examples if not example.reference.has_annotation("ENT_IOB", require_complete=True)]
     assert len(old) == 10
     assert [token.ent_iob_ for token in old[0].reference][:4] == ["B", "", "", "B"]
+    assert told()[-1] == "Of 'old': 10 texts, in which the new labels are open."
+    # All come, also if they are more than those with the new labels.
+    more = TaughtCorpus(Corpus(texts / "old.spacy"), teacher, old=Corpus(texts / "train.spacy"))
+    assert len(list(more(nlp))) == 40 and told()[-1].startswith("Of 'old': 30 texts")
 
 
 def test_corpus_with_complete_and_replaced_labels(teacher, texts, told):

@@ -65,8 +65,7 @@ _stores: dict[tuple[str, int], Any] = {}
 class RankGroup:
     """This process among the others. Use `RankGroup.open`.
 
-    Public: `rank` (0 to `size` - 1), `size` (the world size), `timeout_seconds`, `sends` (bytes passed to `sum_`, for
-    benchmarks).
+    Public: `rank` (0 to `size` - 1), `size` (the world size), `timeout_seconds`.
     """
 
     def __init__(self, rank: int, size: int, timeout_seconds: float, *, is_own: bool):
@@ -75,7 +74,6 @@ class RankGroup:
         self.rank = rank
         self.size = size
         self.timeout_seconds = timeout_seconds
-        self.sends = 0
         self._is_own = is_own
         self._patient: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self._is_closed = False
@@ -146,7 +144,6 @@ class RankGroup:
         """Sum a tensor over all ranks, in place. RAISES (DistributedError): A rank is gone or hangs."""
         import torch.distributed as dist
 
-        self.sends += tensor.numel() * tensor.element_size()
         with self._named(what):
             dist.all_reduce(tensor)
 
