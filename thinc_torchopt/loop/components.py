@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from spacy.language import Language
@@ -71,6 +71,23 @@ def _why_unfed(nlp: Language, name: str, upstream: str, frozen: Collection[str])
         f"it listens to '{before[-1]}', and spaCy does not connect a new component with one that has a 'source'. Give "
         "both of them one, or neither."
     )
+
+
+def stopped_gradients(nlp: Language, names: Collection[str], frozen: Collection[str]) -> Iterator[str]:
+    """Find a tok2vec or transformer that learns nothing, in words: the last component that listens to it is frozen, and
+    spaCy sends it the gradients of all others through that one.
+
+    names (Collection[str]): Components that are trained.
+    SOURCE: spacy/pipeline/tok2vec.py, `Tok2Vec.update`.
+    """
+    for name in names:
+        heard = getattr(nlp.get_pipe(name), "listening_components", ())
+        if heard and (last := heard[-1]) in frozen:
+            yield (
+                f"'{name}' learns nothing: spaCy sends it gradients through the last component that listens to it, "
+                f"'{last}', which is frozen. Let '{last}' keep a '{name}' of its own, by replace_listeners; or add "
+                f"'{name}' to [training] frozen_components."
+            )
 
 
 def sums_of_gradients(nlp: Language) -> list[str]:

@@ -28,6 +28,7 @@ from ..core.errors import ConfigError
 from ..core.host import new_edit_trees
 from ..core.kinds import Annotations, Categories, Entities, Kind, OneCategory, Spans, Trees, kind_in, survey
 from ..core.words import count, counted, plain
+from .components import stopped_gradients
 from .data_stream import batcher_of
 from .random_state import preserved_random
 
@@ -193,21 +194,12 @@ def blank_components(facts: Facts) -> Iterator[Found]:
 
 
 def gradients_that_stop(facts: Facts) -> Iterator[Found]:
-    """Find a tok2vec or transformer that learns nothing: the last component that listens to it is frozen, and spaCy
-    sends the gradients of all others through that one. A new one is not connected with components that are frozen.
+    """See `stopped_gradients`. spaCy does not connect a new tok2vec with components that are frozen.
 
-    SOURCE: spacy/pipeline/tok2vec.py, `Tok2Vec.update`; spacy/training/initialize.py, `init_nlp`.
+    SOURCE: spacy/training/initialize.py, `init_nlp`.
     """
-    for name in facts.trained:
-        heard = getattr(facts.nlp.get_pipe(name), "listening_components", ())
-        if name in facts.sourced and heard and heard[-1] in facts.frozen:
-            last = heard[-1]
-            yield Finding(
-                "in vain",
-                f"'{name}' (sourced) learns nothing: spaCy sends it gradients through the last component that listens "
-                f"to it, '{last}', which is frozen. Set replace_listeners in [components.{last}], so that '{last}' "
-                f"keeps a '{name}' of its own; or add '{name}' to [training] frozen_components.",
-            )
+    sourced = [name for name in facts.trained if name in facts.sourced]
+    yield from (Finding("in vain", text) for text in stopped_gradients(facts.nlp, sourced, facts.frozen))
 
 
 def nothing_to_learn(facts: Facts) -> Iterator[Found]:

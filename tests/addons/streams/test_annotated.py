@@ -113,6 +113,9 @@ def test_frozen_components_need_no_annotations(model, tmp_path):
     only_tags = write_stream(tmp_path / "tags.jsonl", 6, changed=lambda i, one: {k: one[k] for k in ("words", "tags")})
     with pytest.raises(StreamError, match=r"annotations for 'ner' \(entities\), found none in 6 texts"):
         learn(tmp_path / "model", only_tags, tmp_path / "other")
+    nlp.config["training"]["frozen_components"] = ["ner"]  # the last one that listens
+    nlp.to_disk(tmp_path / "model")
+    assert "'tok2vec' learns nothing: spaCy sends it" in learn(tmp_path / "model", only_tags, tmp_path / "third")[1][0]
 
 
 ANNOTATIONS = {

@@ -39,7 +39,7 @@ from ...core.labels import add_labels
 from ...core.optimizer import TorchOptimizer
 from ...core.state import clear_leftovers
 from ...core.types import BatchSize
-from ...loop.components import check_listeners, is_trained
+from ...loop.components import check_listeners, is_trained, stopped_gradients
 from ...loop.config_check import collect_identity, collect_values, compare_configs
 from ...loop.label_conflicts import MOST_TEXTS, Comparison
 from ...loop.model_state import check_model, checksum_of, collect_model, restore_model
@@ -153,6 +153,8 @@ class StreamLearner:
         self._start = time.monotonic()
         self._lasting = {**settings.lasting, "weights of MODEL": f"checksum {checksum_of(collect_model(nlp))}"}
         check_listeners(nlp, self._frozen, self._annotating)
+        for text in stopped_gradients(nlp, sorted(self._trained), self._frozen):
+            notify(text)
         self._output = LearnerFolder(folder)
         try:
             saved = self._output.read()
