@@ -41,6 +41,12 @@ def smaller(text: str, *, depth: int = 2) -> str:
     return text.replace('factory = "tok2vec"\n', f'factory = "tok2vec"\n\n{model}\n')
 
 
+def small_tagger() -> str:
+    """configs/cnn.cfg, as text, with a tagger alone, which takes no time to train."""
+    text = smaller((CONFIGS / "cnn.cfg").read_text()).replace('"tagger", "parser"]', '"tagger"]')
+    return text.replace('lang = "en"', 'lang = "xx"')
+
+
 def commands_in_head(name: str) -> list[list[str]]:
     """The commands that a config's first lines show, word by word: ["spacy", "train", ...]."""
     head = (CONFIGS / name).read_text().split("\n[")[0]

@@ -20,6 +20,8 @@ class Crash(Exception):
     """Stands for a power cut: nothing of ours runs after it."""
 
 
+# The shortest [training.optimizer].
+OPTIMIZER = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.AdamW.v1"}}
 # Changes of `config_for`: models of megabytes, which learn in fewer steps.
 LARGE = {f"components__{name}__model__tok2vec__width": 96 for name in ("tagger", "parser")}
 LARGE |= {"components__tok2vec__model__width": 96, "components__tok2vec__model__embed_size": 200, "parser": True}
@@ -34,7 +36,7 @@ def config_for(folder, corpus, *, steps=20, parser=False, **changes):
     """configs/checkpoint.cfg with a small tok2vec, on the small corpus, for three epochs or so.
 
     parser (bool): With its parser, which draws from `random` where to cut texts, and takes a third of the time.
-    `changes`: config paths with __ for dots; None removes a section.
+    changes: As of `change`.
     """
     config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
     config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"]), "state": str(folder / "state")}
@@ -51,6 +53,11 @@ def config_for(folder, corpus, *, steps=20, parser=False, **changes):
     config["training"]["batcher"]["size"] = 60
     config["training"]["optimizer"]["checkpoint"]["every"] = 3
     config["training"]["optimizer"]["learn_rate"]["warmup_steps"] = 5
+    return change(config, **changes)
+
+
+def change(config, **changes):
+    """changes: Config paths with __ for dots; None removes a section. RETURNS: the config."""
     for path, value in changes.items():
         *sections, key = path.split("__")
         section = config
@@ -77,6 +84,16 @@ def run(config, output, **options):
 
     run_and_tell(config, output, tell, **options)
     return infos
+
+
+def run_with_stops(config, output, *stops):
+    """A run that is stopped before each of these steps, and goes on. RETURNS: as `run`, of all parts, and the digests
+    of the end.
+    """
+    infos = {}
+    for step in (*stops, None):
+        infos |= run(config, output, crash_at=step)
+    return infos, digests(output)
 
 
 def run_and_tell(config, output, tell, *, crash_at=None, act=lambda step: None):
@@ -114,14 +131,21 @@ def run_and_tell(config, output, tell, *, crash_at=None, act=lambda step: None):
     return nlp, text.getvalue()
 
 
-def loop_over(nlp, optimizer, batches, evaluate=lambda: (0.0, {}), **settings):
-    """Our training loop over batches, not begun.
+def train(config, output=None, function=None):
+    """`spacy train` in this process, with the logger of the config. RETURNS: the table."""
+    nlp, text = init_nlp(config.interpolate()), io.StringIO()
+    (function or spacy.training.loop.train)(nlp, output, stdout=text, stderr=io.StringIO())
+    return text.getvalue()
 
-    settings: Other than no dropout, no end, and an evaluation of the first step only.
-    """
-    given = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
-    given |= {"exclude": [], "annotating_components": [], "before_update": None}
-    return train_while_improving(nlp, optimizer, ((0, batch) for batch in batches), evaluate, **given | settings)
+
+# Of a loop without dropout and without an end, which evaluates the first step only.
+SETTINGS = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+SETTINGS |= {"exclude": [], "annotating_components": [], "before_update": None}
+
+
+def loop_over(nlp, optimizer, batches, evaluate=lambda: (0.0, {}), **settings):
+    """Our training loop over batches, not begun. settings: Other than SETTINGS."""
+    return train_while_improving(nlp, optimizer, ((0, batch) for batch in batches), evaluate, **SETTINGS | settings)
 
 
 def digests(folder):

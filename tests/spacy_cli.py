@@ -65,6 +65,14 @@ def spacy_cli(*args: object, check: bool = True) -> Run:
     return run
 
 
+def refusal(*args: object) -> str:
+    """Run `spacy ...`, which has to end with an error that is told. RETURNS: what it says, in one line."""
+    run = spacy_cli(*args, check=False)
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode == 1 and "Traceback" not in said, said
+    return said
+
+
 def torchopt(folder: Path, *args: object, check: bool = True, run: Callable[..., Run] = spacy_cli) -> Run:
     """Run a command of `spacy torchopt` with the toy corpus in a folder."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", folder / f"{name}.spacy")]

@@ -1,6 +1,5 @@
 """benchmarks/find_lr.py: its arithmetic, and that its rule, in plain Python, finds what the package does."""
 
-import importlib.util
 import math
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from spacy.util import import_file
 
 from thinc_torchopt.addons.trials.lr_finder import RangeTest, _analyse, _has_diverged, make_ramp
 from thinc_torchopt.core.algorithms import FAR, usual_rates
@@ -18,12 +18,9 @@ PATH = Path(__file__).parent.parent / "benchmarks" / "find_lr.py"
 
 @pytest.fixture(scope="module")
 def find_lr():
-    spec = importlib.util.spec_from_file_location("find_lr", PATH)
-    module = importlib.util.module_from_spec(spec)
     before = list(sys.path)
     try:
-        spec.loader.exec_module(module)
-        yield module
+        yield import_file("find_lr", PATH)
     finally:
         sys.path[:] = before
         sys.modules.pop("score", None)

@@ -1,23 +1,21 @@
 """benchmarks/fine_tuning.py: its tables, and that it says what it leaves out."""
 
 import argparse
-import importlib.util
 import statistics
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from spacy.util import import_file
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "fine_tuning.py"
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    spec = importlib.util.spec_from_file_location("fine_tuning_benchmark", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file("fine_tuning_benchmark", PATH)
 
 
 def test_differences_of_seeds_are_paired(benchmark):
@@ -53,7 +51,7 @@ def test_what_did_not_run_is_told(benchmark):
     ]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("spacy_transformers") is not None, reason="spacy-transformers is here")
+@pytest.mark.skipif(find_spec("spacy_transformers") is not None, reason="spacy-transformers is here")
 def test_nothing_runs_without_a_transformer():
     command = [sys.executable, str(PATH), "batch", "--device", "cuda"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -10,7 +10,7 @@ from spacy.tokens import DocBin
 
 from thinc_torchopt.core.readers import read_docs
 
-from ..spacy_cli import spacy_cli, toy_corpus
+from ..spacy_cli import refusal, spacy_cli, toy_corpus
 
 
 @pytest.fixture
@@ -52,8 +52,7 @@ def test_convert_tells_what_it_found(corpus):
 )
 def test_convert_refuses(corpus, args, said):
     before = (corpus / "train.spacy").read_bytes()
-    run = spacy_cli("torchopt", "convert", *args, check=False)
-    assert run.returncode == 1 and said in " ".join(run.stderr.split()) and "Traceback" not in run.stderr
+    assert said in refusal("torchopt", "convert", *args)
     assert (corpus / "train.spacy").read_bytes() == before and not (corpus / "a.spacy").exists()
 
 
@@ -64,14 +63,12 @@ def test_init_of_each_form_makes_the_same_config(corpus):
     files = {
         "doccano.jsonl": "".join(json.dumps({"text": text, "label": spans}) + "\n" for text, spans in triples),
         "tuples.json": json.dumps([[text, {"entities": spans}] for text, spans in triples]),
-        "brat/0.txt": "",
     }
     (corpus / "brat").mkdir()
     for i, (text, spans) in enumerate(triples):
         (corpus / f"brat/{i:02}.txt").write_text(text)
         marks = [f"T{k}\t{label} {a} {b}\t{text[a:b]}\n" for k, (a, b, label) in enumerate(spans, start=1)]
         (corpus / f"brat/{i:02}.ann").write_text("".join(marks))
-    del files["brat/0.txt"]
     for name, content in files.items():
         (corpus / name).write_text(content)
     found = {}
@@ -84,12 +81,8 @@ def test_init_of_each_form_makes_the_same_config(corpus):
         config["paths"] = {}
         found[name] = (config.to_str(), texts_in(f"corpus/{stem}.spacy"))
     assert len({json.dumps(one) for one in found.values()}) == 1
-    run = spacy_cli("torchopt", "init", "d.cfg", "--paths.train", "texts.jsonl", check=False)
-    assert run.returncode == 1 and "expected the language of the texts" in " ".join(run.stderr.split())
-    for args in (["d.cfg"], ["c.cfg", "d.cfg", "--recipe", "best"]):
-        used = spacy_cli(
-            *("torchopt", "init", *args, *(["--lang", "en"] * (len(args) == 1))),
-            *("--misaligned", "drop", "--paths.train", "train.spacy"),
-            check=False,
-        )
-        assert used.returncode == 1 and "Can't use --misaligned" in " ".join(used.stderr.split())
+    said = refusal("torchopt", "init", "d.cfg", "--paths.train", "texts.jsonl")
+    assert "expected the language of the texts" in said
+    for args in (["d.cfg", "--lang", "en"], ["c.cfg", "d.cfg", "--recipe", "best"]):
+        said = refusal("torchopt", "init", *args, "--misaligned", "drop", "--paths.train", "train.spacy")
+        assert "Can't use --misaligned" in said

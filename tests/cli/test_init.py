@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from unittest.mock import ANY
+from unittest.mock import ANY, Mock
 
 import numpy
 import pytest
@@ -379,8 +379,7 @@ def test_init_says_where_L2_means_something_else(tmp_path):
 
 
 def fine_tuned(text, tmp_path):
-    draft, new = run(text, "fine-tune", tmp_path)
-    return draft, block_of(new), new
+    return block_of(run(text, "fine-tune", tmp_path)[1])
 
 
 class Transformer(Tok2Vec):
@@ -398,19 +397,19 @@ ENCODED = with_optimizer("{}").replace('factory = "tok2vec"', 'factory = "test-i
 def test_init_fine_tune_with_a_transformer(tmp_path):
     small = '[training.optimizer]\n@optimizers = "Adam.v1"\n\n[training.optimizer.learn_rate]\n@schedules = '
     small += '"warmup_linear.v1"\ninitial_rate = 0.00004\nwarmup_steps = 10\ntotal_steps = 100\n\n'
-    _, block, _ = fine_tuned(ENCODED.replace("{}", small), tmp_path)
+    block = fine_tuned(ENCODED.replace("{}", small), tmp_path)
     told = block["param_groups"]
     assert told == {"heads": {"params": ["tagger/*"], "lr_scale": 25.0}, "encoder": {"params": ["tok2vec/*"]}}
     assert block["layer_decay"] == {"tok2vec/*": 0.9} and block["skip_decay"] == "bias_and_norm"
     assert block["learn_rate"]["initial_rate"] == 0.00004
     # With a rate for what is new it is the transformer's that is another.
     usual = ENCODED.replace("{}", '[training.optimizer]\n@optimizers = "Adam.v1"\nlearn_rate = 0.002\n\n')
-    _, block, _ = fine_tuned(usual, tmp_path)
+    block = fine_tuned(usual, tmp_path)
     assert block["param_groups"] == {"encoder": {"params": ["tok2vec/*"], "lr_scale": 0.025}}
     schedule = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.002}
     assert block["learn_rate"] == schedule | {"warmup_steps": 3}  # a tenth of the training
     usual = usual.replace("max_steps = 30", 'max_steps = 30\nfrozen_components = ["tok2vec"]')
-    _, block, _ = fine_tuned(usual, tmp_path)
+    block = fine_tuned(usual, tmp_path)
     assert "param_groups" not in block and block["learn_rate"] == 0.002
 
 
@@ -421,30 +420,24 @@ def test_init_fine_tune_with_static_vectors(tmp_path):
     )
     own += "embed_size = 200\nwindow_size = 1\nmaxout_pieces = 3\nsubword_features = true\n\n"
     text = OWN.replace("[components.tagger]", f"{own}[components.tagger]")
-    _, block, _ = fine_tuned(text, tmp_path)
+    block = fine_tuned(text, tmp_path)
     assert block["param_groups"] == {"static_vectors": {"params": ["tok2vec/*static_vectors/*"], "lr_scale": 0.1}}
 
 
-def trained_model(folder, corpus):
-    _, new = rewrite(OWN, folder, Recipe.robust)
-    overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
-    nlp = init_nlp(Config().from_str(new, interpolate=False, overrides=overrides))
-    nlp.to_disk(folder / "model")
-    return folder / "model"
-
-
 def test_init_fine_tune_with_what_was_trained_before(tmp_path):
-    model = trained_model(tmp_path, toy_corpus(tmp_path))
+    nlp = load_model_from_config(Config().from_str(OWN), auto_fill=True)
+    nlp.initialize(lambda: toy_examples(nlp))
+    nlp.to_disk(model := tmp_path / "model")
     text = OWN.replace('[components.tok2vec]\nfactory = "tok2vec"', f'[components.tok2vec]\nsource = "{model}"')
-    _, block, _ = fine_tuned(text, tmp_path)
-    assert block["param_groups"] == {"trained": {"params": ["tok2vec/*"], "lr_scale": 0.1}}
-    _, block, _ = fine_tuned(OWN.replace("vectors = null", 'vectors = null\ninit_tok2vec = "model99.bin"'), tmp_path)
-    assert block["param_groups"] == {"trained": {"params": ["tok2vec/*"], "lr_scale": 0.1}}
+    pretrained = OWN.replace("vectors = null", 'vectors = null\ninit_tok2vec = "model99.bin"')
+    for changed in (text, pretrained):
+        groups = fine_tuned(changed, tmp_path)["param_groups"]
+        assert groups == {"trained": {"params": ["tok2vec/*"], "lr_scale": 0.1}}
 
 
 def test_init_fine_tune_with_nothing_trained_before(tmp_path):
-    draft, block, _ = fine_tuned(OWN, tmp_path)
-    assert "param_groups" not in block and "Nothing that learns here was trained before" in " ".join(draft.warnings)
+    draft, new = run(OWN, "fine-tune", tmp_path)
+    assert "param_groups" not in new and "Nothing that learns here was trained before" in " ".join(draft.warnings)
 
 
 # ---------------------------------------------------------------------- a config that has ours
@@ -563,12 +556,9 @@ def test_init_replaces_a_file_whole_or_not_at_all(tmp_path, monkeypatch):
     path.chmod(0o640)
     link.symlink_to(path)
 
-    def broken(*args):
-        raise OSError("No space left on device")
-
     command = ("torchopt", "init", link, link, "--recipe", "fine-tune")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", broken)
+        patch.setattr(os, "replace", Mock(side_effect=OSError("No space left on device")))
         run = spacy_cli(*command, check=False)
     assert run.returncode == 1 and "Can't write" in run.stderr
     assert path.read_text() == OWN and sorted(tmp_path.iterdir()) == [link, path]
@@ -994,11 +984,12 @@ def test_init_with_several_recipes_tells_of_an_override_once(tmp_path, monkeypat
     Path("own.cfg").write_text(OWN)
     Path("my train.spacy").symlink_to("train.spacy")
     args = ["--recipe", "best,robust", "--paths.train", "my train.spacy", "--training.max_steps", 9]
-    printed = spacy_cli("torchopt", "init", "own.cfg", "new.cfg", *args).stdout
+    printed = spacy_cli("torchopt", "init", "own.cfg", "my $new.cfg", *args).stdout
     assert printed.count("--training.max_steps") == 1 and "--training.max_steps: not used" in printed
-    assert printed.splitlines()[-1].endswith("explain new.cfg --paths.train 'my train.spacy' --paths.dev ./dev.spacy")
+    shown = "explain 'my $new.cfg' --paths.train 'my train.spacy' --paths.dev ./dev.spacy"
+    assert printed.splitlines()[-1].endswith(shown)
     # Paths of the config's own need not be given again.
-    text = Path("new.cfg").read_text().replace("train = null", 'train = "train.spacy"')
+    text = Path("my $new.cfg").read_text().replace("train = null", 'train = "train.spacy"')
     Path("own.cfg").write_text(text.replace("dev = null", 'dev = "dev.spacy"'))
     printed = spacy_cli("torchopt", "init", "own.cfg", "new.cfg", "--recipe", "robust").stdout
     assert printed.splitlines()[-1].endswith("torchopt explain new.cfg")

@@ -14,7 +14,8 @@ from thinc_torchopt.cli.learn import _optimizer_for_streams
 
 from ..addons.streams.streams import files, make_model, rows, write_stream
 from ..forks import Started
-from ..spacy_cli import spacy_cli
+from ..runs import OPTIMIZER
+from ..spacy_cli import refusal, spacy_cli
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,8 @@ def test_learn_follows_a_file_and_is_alone_in_its_folder(model, started, tmp_pat
     stream = write_stream(tmp_path / "stream.jsonl", 5)
     process = started(model, stream, "--output", tmp_path / "out", "--every", "5", "--follow")
     wait_for_rows(tmp_path / "out", 1, process)
-    second = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "out", check=False)
-    assert second.returncode == 1 and "another run uses it" in second.stderr and "--output" in second.stderr
+    said = refusal("torchopt", "learn", model, stream, "--output", tmp_path / "out")
+    assert "another run uses it" in said and "--output" in said
     with stream.open("a") as file:
         file.write(stream.read_text())
     wait_for_rows(tmp_path / "out", 2, process)
@@ -104,9 +105,8 @@ def test_learn_leaves_a_half_line_when_it_is_stopped(model, started, tmp_path):
 def test_learn_skips_bad_texts(model, tmp_path):
     stream = write_stream(tmp_path / "stream.jsonl", 4)
     stream.write_text(stream.read_text() + "{\n" + stream.read_text())
-    run = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "out", check=False)
-    assert run.returncode == 1 and "line 5 of the stream" in run.stderr and "--skip-bad" in run.stderr
-    assert "Traceback" not in run.stderr
+    said = refusal("torchopt", "learn", model, stream, "--output", tmp_path / "out")
+    assert "line 5 of the stream" in said and "--skip-bad" in said
     run = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "out", "--skip-bad")
     assert "1 text could not be learned" in run.stdout and rows(tmp_path / "out")[-1]["texts"] == 8
     row = json.loads((tmp_path / "out" / "rejected.jsonl").read_text())
@@ -147,8 +147,7 @@ def test_learn_refuses_what_cannot_work(model, tmp_path, monkeypatch, flags, mes
     (tmp_path / "linked" / "model-last").symlink_to(model)
     write_stream(tmp_path / "stream.jsonl", 3)
     output = [] if "--output" in flags else ["--output", "out"]
-    run = spacy_cli("torchopt", "learn", "model", "stream.jsonl", *output, *flags, check=False)
-    assert run.returncode == 1 and re.search(message, run.stderr), run.stderr
+    assert re.search(message, refusal("torchopt", "learn", "model", "stream.jsonl", *output, *flags))
 
 
 @pytest.mark.parametrize("command", [["learn", "linked", "stream.jsonl", "--output", "out"], ["params", "linked"]])
@@ -157,8 +156,7 @@ def test_learn_names_the_model_in_the_folder_of_a_training(command, model, tmp_p
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "model-best").symlink_to(model)
     write_stream(tmp_path / "stream.jsonl", 3)
-    run = spacy_cli("torchopt", *command, check=False)
-    assert run.returncode == 1 and "Give the one in it: linked/model-best." in " ".join(run.stderr.split())
+    assert "Give the one in it: linked/model-best." in refusal("torchopt", *command)
 
 
 def test_learn_tells_of_what_a_terminal_cannot_show(model, tmp_path):
@@ -170,8 +168,8 @@ def test_learn_tells_of_what_a_terminal_cannot_show(model, tmp_path):
 def test_learn_refuses_binary_texts(model, tmp_path):
     DocBin().to_disk(tmp_path / "train.spacy")
     args = (model, tmp_path / "train.spacy", "--output", tmp_path / "out", "--skip-bad")
-    run = spacy_cli("torchopt", "learn", *args, check=False)
-    assert run.returncode == 1 and "expected a JSONL file" in run.stderr and "one of spaCy's binary files" in run.stderr
+    said = refusal("torchopt", "learn", *args)
+    assert "expected a JSONL file" in said and "one of spaCy's binary files" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -194,21 +192,17 @@ def test_learn_refuses_optimizers_without_an_endless_rate(model, tmp_path, setti
     shutil.copytree(model, other)
     config.to_disk(other / "config.cfg")
     stream = write_stream(tmp_path / "stream.jsonl", 3)
-    run = spacy_cli("torchopt", "learn", other, stream, "--output", tmp_path / "out", check=False)
-    assert run.returncode == 1 and re.search(message, run.stderr), run.stderr
+    args = ("torchopt", "learn", other, stream, "--output", tmp_path / "out")
+    assert re.search(message, refusal(*args))
     if "learn_rate" in settings:
-        spacy_cli("torchopt", "learn", other, stream, "--output", tmp_path / "out", "--learn-rate", "0.001")
+        spacy_cli(*args, "--learn-rate", "0.001")
         assert json.loads((tmp_path / "out" / "learn.jsonl").read_text())["learn_rate"] == 0.001
-        run = spacy_cli(
-            "torchopt", "learn", other, stream, "--output", tmp_path / "out", "--learn-rate", "0.002", check=False
-        )
-        assert run.returncode == 1 and re.search(r"learn_rate.*0\.001.*0\.002", run.stderr), run.stderr
+        assert re.search(r"learn_rate.*0\.001.*0\.002", refusal(*args, "--learn-rate", "0.002"))
 
 
 def test_learn_tells_what_it_does_not_use_of_fine_tuning():
     notes = []
-    block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.AdamW.v1"}}
-    _optimizer_for_streams(block, None, notes)
+    _optimizer_for_streams(OPTIMIZER, None, notes)
     assert not notes
-    _optimizer_for_streams({**block, "fine_tuning": {"@misc": "thinc-torchopt.FineTuning.v1"}}, None, notes)
+    _optimizer_for_streams({**OPTIMIZER, "fine_tuning": {"@misc": "thinc-torchopt.FineTuning.v1"}}, None, notes)
     assert len(notes) == 1 and notes[0].startswith("Of [training.optimizer.fine_tuning], only freeze_layers is used")

@@ -12,7 +12,7 @@ from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ..configs import smaller
 from ..conftest import CONFIGS, resize
-from ..spacy_cli import flags_of, spacy_cli
+from ..spacy_cli import flags_of, refusal, spacy_cli
 
 CNN = CONFIGS / "cnn.cfg"
 RATE = "training.optimizer.learn_rate"
@@ -32,11 +32,6 @@ def preflight(corpus):
         return found
 
     return run
-
-
-def named(found, words):
-    """Those that have some words."""
-    return [text for text in found if words in text]
 
 
 def test_preflight_of_a_config_that_cant_be_read_is_json_too(preflight):
@@ -83,7 +78,8 @@ def test_preflight_changes_no_file(preflight, tmp_path, monkeypatch, corpus):
     ],
 )
 def test_preflight_components_that_listen(settings, words, preflight):
-    assert named(preflight(CNN, **settings)["stops"], f"Can't train 'tagger': it listens to 'tok2vec', {words}")
+    said = f"Can't train 'tagger': it listens to 'tok2vec', {words}"
+    assert any(said in stop for stop in preflight(CNN, **settings)["stops"])
 
 
 def test_preflight_usual_rates():
@@ -152,9 +148,8 @@ def test_preflight_times_steps_that_fail(preflight, tmp_path):
 def test_preflight_gpu_that_is_not_there(corpus):
     """The rest is told all the same."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", corpus[name])]
-    run = spacy_cli("torchopt", "explain", CNN, *paths, "--gpu-id", "7", check=False)
-    assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert "Stops      Can't train on the GPU of --gpu-id 7" in run.stdout and "highest rate" in run.stdout
+    said = refusal("torchopt", "explain", CNN, *paths, "--gpu-id", "7")
+    assert "Stops Can't train on the GPU of --gpu-id 7" in said and "highest rate" in said
 
 
 def test_preflight_fits_a_terminal(corpus, monkeypatch):

@@ -14,10 +14,10 @@ from thinc_torchopt.addons.trials.trial import run_trial, shorten
 from thinc_torchopt.cli.tune import _default_space, _short_names
 from thinc_torchopt.core.compat import has_matplotlib, has_optuna
 
-from ..configs import smaller
+from ..configs import small_tagger, smaller
 from ..conftest import CONFIGS
 from ..pictures import curves, drawn, widths
-from ..spacy_cli import spacy_cli, toy_corpus
+from ..spacy_cli import refusal, spacy_cli, toy_corpus
 
 pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
 
@@ -36,16 +36,21 @@ training.dropout = "0.1|0.3"
 def folder(tmp_path, monkeypatch):
     toy_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
-    text = smaller(CNN.read_text()).replace('["tok2vec", "tagger", "parser"]', '["tok2vec", "tagger"]')  # quicker
-    text = text.replace('lang = "en"', 'lang = "xx"')
-    (tmp_path / "plain.cfg").write_text(text.replace("[training]\n", "[training]\ndropout = 0.1\n"))
+    (tmp_path / "plain.cfg").write_text(small_tagger().replace("[training]\n", "[training]\ndropout = 0.1\n"))
     head, sign, rest = (tmp_path / "plain.cfg").read_text().partition("[training.batcher]")
     (tmp_path / "search.cfg").write_text(head.rstrip("\n") + "\n" + SEARCH + sign + rest)
     return tmp_path
 
 
-def run(*args, check=True):
-    return spacy_cli("torchopt", "tune", *args, "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", check=check)
+PATHS = ("--paths.train", "train.spacy", "--paths.dev", "dev.spacy")
+
+
+def run(*args):
+    return spacy_cli("torchopt", "tune", *args, *PATHS)
+
+
+def refused(*args):
+    return refusal("torchopt", "tune", *args, *PATHS)
 
 
 def test_tune_searches_what_the_config_says_and_goes_on(folder, monkeypatch):
@@ -99,9 +104,8 @@ def test_tune_searches_what_the_config_says_and_goes_on(folder, monkeypatch):
     assert found["other_seeds"][name] == [run_trial(config, seed=seed).kept for seed in (1, 2)]
 
     # Another config is another study.
-    other = run(*args, "--trials", 3, "--training.batcher.tolerance", 0.1, check=False)
-    assert other.returncode == 1 and not other.stdout
-    assert "training.batcher.tolerance as before, 0.2, found 0.1" in other.stderr
+    said = refused(*args, "--trials", 3, "--training.batcher.tolerance", 0.1)
+    assert "training.batcher.tolerance as before, 0.2, found 0.1" in said
 
 
 def test_tune_shows_trials_that_fail(folder):
@@ -142,9 +146,9 @@ def test_tune_default_space(folder):
 def test_tune_fails_if_no_trial_comes_to_its_end(folder):
     width = "components.tagger.model.tok2vec.width=97|98"  # the tok2vec has 16
     args = ["plain.cfg", "--set", width, "--steps", 1, "--trials", 2, "--seeds", 0, "--output", "best.cfg"]
-    done = run(*args, check=False)
-    assert done.returncode == 1 and "No trial has finished." in done.stdout
-    assert "Nothing is saved to best.cfg" in done.stdout and not (folder / "best.cfg").exists()
+    said = refused(*args)
+    assert "No trial has finished." in said
+    assert "Nothing is saved to best.cfg" in said and not (folder / "best.cfg").exists()
 
 
 @pytest.mark.parametrize(
@@ -174,9 +178,7 @@ def test_tune_fails_if_no_trial_comes_to_its_end(folder):
     ],
 )
 def test_tune_refuses_early(folder, args, message):
-    done = run("search.cfg", *args, check=False)
-    assert done.returncode == 1 and message in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    assert message in refused("search.cfg", *args)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +192,8 @@ def test_tune_names_the_section_with_the_entry(path, message, folder):
     """Not --set, which was not given."""
     text = (folder / "search.cfg").read_text()
     (folder / "search.cfg").write_text(text.replace("training.dropout = ", f"{path} = "))
-    done = run("search.cfg", check=False)
-    assert done.returncode == 1 and f"Can't use '[search]' in spacy torchopt tune: {message}" in done.stderr
-    assert "--set" not in done.stderr
+    said = refused("search.cfg")
+    assert f"Can't use '[search]' in spacy torchopt tune: {message}" in said and "--set" not in said
 
 
 def test_tune_names_are_as_short_as_can_be():

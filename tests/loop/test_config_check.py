@@ -19,6 +19,7 @@ from thinc_torchopt.loop.config_check import (
 
 from ..core.labels.test_add_labels import TAGGER
 from ..models import toy_examples, toy_pipeline
+from ..runs import change
 
 
 def with_config(**changes):
@@ -40,14 +41,7 @@ def with_config(**changes):
     [corpora.train]
     path = ${paths.train}
     """
-    config = Config().from_str(text, interpolate=False)
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        section = config
-        for name in sections:
-            section = section[name]
-        section[key] = value
-    nlp._config = config
+    nlp._config = change(Config().from_str(text, interpolate=False), **changes)
     return nlp
 
 

@@ -20,10 +20,9 @@ from thinc_torchopt.loop.late_labels import LateLabels, add_late, late_labels
 from thinc_torchopt.loop.model_state import collect_model, restore_model
 
 from ..core.labels.test_add_labels import examples_of
-from ..models import TOK2VEC, WIDTH
+from ..models import LISTENER, TOK2VEC
 from ..runs import config_for, digests, run
 
-LISTENER = {"@architectures": "spacy.Tok2VecListener.v1", "width": WIDTH, "upstream": "*"}
 PARSER_MODEL = {
     "@architectures": "spacy.TransitionBasedParser.v2",
     "state_type": "ner",
@@ -59,21 +58,17 @@ def texts(tmp_path_factory):
 
 def config_of(texts, folder, *, steps=9, **changes):
     corpus = {"train": texts / "train.spacy", "dev": texts / "dev.spacy"}
-    changes = {"training__optimizer__learn_rate": 0.01, "training__max_epochs": -1} | changes
-    changes["training__optimizer__checkpoint__every"] = 1
-    config = config_for(folder, corpus, steps=steps)
-    config["components"]["ner"] = {"factory": "ner", "model": PARSER_MODEL | {"tok2vec": LISTENER}}
-    config["nlp"]["pipeline"] = ["tok2vec", "tagger", "ner"]
-    config["training"]["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": BATCH}
     labels = {"@readers": "spacy.read_labels.v1", "path": str(texts / "labels.json")}
-    config["initialize"] = {"components": {"ner": {"labels": labels}}}
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        section = config
-        for name in sections:
-            section = section.setdefault(name, {})
-        section[key] = value
-    return config
+    ours = {
+        "components__ner": {"factory": "ner", "model": PARSER_MODEL | {"tok2vec": LISTENER}},
+        "nlp__pipeline": ["tok2vec", "tagger", "ner"],
+        "initialize__components__ner__labels": labels,
+        "training__batcher": {"@batchers": "spacy.batch_by_sequence.v1", "size": BATCH},
+        "training__max_epochs": -1,
+        "training__optimizer__checkpoint__every": 1,
+        "training__optimizer__learn_rate": 0.01,
+    }
+    return config_for(folder, corpus, steps=steps, **ours | changes)
 
 
 VARIANTS = {

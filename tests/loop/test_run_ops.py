@@ -89,6 +89,14 @@ def test_run_ops_from_another_machine(tmp_path, corpus, chosen, recwarn):
         run(config, tmp_path)
 
 
+PIPELINES = []
+
+
+@spacy.registry.callbacks("test-run-ops.Note.v1")
+def note():
+    return lambda nlp: PIPELINES.append(nlp) or nlp
+
+
 def of_pipeline(nlp):
     return {type(node.ops) for _, pipe in nlp.pipeline for node in pipe.model.walk()}
 
@@ -96,17 +104,13 @@ def of_pipeline(nlp):
 @pytest.mark.parametrize("crash_at", [None, 3])
 def test_run_ops_for_its_time_only(tmp_path, corpus, chosen, caplog, monkeypatch, crash_at):
     """In updates and evaluations; nodes get thinc's back at the end, also after an error. It is told in one line."""
-    seen, pipelines, begun = [], [], []
-
-    @spacy.registry.callbacks("test-run-ops.Note.v1")
-    def note():
-        return lambda nlp: pipelines.append(nlp) or nlp
+    seen, begun = [], []
 
     @spacy.registry.scorers("test-run-ops.Score.v1")
     def scorer():
         def score(examples, **kwargs):
             if begun:  # not in the check of the data
-                seen.append(of_pipeline(pipelines[0]))
+                seen.append(of_pipeline(PIPELINES[-1]))
             return {"tag_acc": 0.5}
 
         return score
@@ -120,26 +124,22 @@ def test_run_ops_for_its_time_only(tmp_path, corpus, chosen, caplog, monkeypatch
     config = config_for(tmp_path, corpus, steps=6, **FASTEST, **changes)
     run(config, tmp_path, crash_at=crash_at, act=begun.append)
     assert seen and all(found == {FastOps} for found in seen)
-    assert of_pipeline(pipelines[0]) == {NumpyOps}
+    assert of_pipeline(PIPELINES[-1]) == {NumpyOps}
     assert caplog.messages.count(f"Matrix products by {products_by('numpy')}: as the test wants it.") == 1
     assert chosen[1] == ["auto"]
 
 
 def test_run_ops_reach_a_new_label(tmp_path, corpus, chosen):
     """Whose layer was made after the run began."""
-    seen, pipelines = {}, []
-
-    @spacy.registry.callbacks("test-run-ops.NoteToo.v1")
-    def note():
-        return lambda nlp: pipelines.append(nlp) or nlp
+    seen = {}
 
     def act(step):
         if step == 2:
-            pipelines[0].get_pipe("parser").add_label("NEW")
-        seen[step] = of_pipeline(pipelines[0])
+            PIPELINES[-1].get_pipe("parser").add_label("NEW")
+        seen[step] = of_pipeline(PIPELINES[-1])
 
     changes = {
-        "initialize__after_init": {"@callbacks": "test-run-ops.NoteToo.v1"},
+        "initialize__after_init": {"@callbacks": "test-run-ops.Note.v1"},
         "training__optimizer__checkpoint": None,
         "training__optimizer__ops": "fastest",
     }

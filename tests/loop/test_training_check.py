@@ -28,6 +28,7 @@ from thinc_torchopt.loop.data_stream import Batches, DataStream
 from thinc_torchopt.loop.schedule_check import last_step
 from thinc_torchopt.loop.training_check import OneLabelCheck, TrainingCheck, check, label_of_all
 
+from ..runs import OPTIMIZER
 from .test_data_check import GOLD, LEARNERS, WORDS
 
 PLACE = {}
@@ -64,11 +65,7 @@ def run(component, train, dev, blank=None, **changes):
     nlp.add_pipe(component)
     # The pipeline is made as if all texts had annotations: spaCy refuses others, with messages of its own.
     whole = texts("whole", [True] * 40)
-    optimizer = {
-        "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
-        "algorithm": {"@torch_optimizers": "torch.AdamW.v1"},
-        **changes.pop("optimizer", {}),
-    }
+    optimizer = OPTIMIZER | changes.pop("optimizer", {})
     weights = {key: weight for key, weight in nlp.get_pipe_meta(component).default_score_weights.items() if weight}
     nlp.config["corpora"] = {name: {"@readers": "test-check.Examples.v1", "of": name} for name in ("train", "dev")}
     nlp.config["training"] |= {
@@ -143,11 +140,10 @@ def test_training_check_leaves_the_development_data_to_the_first_evaluation(tmp_
     nlp.add_pipe("tagger")
     nlp.initialize(lambda: train)
     training = nlp.config["training"]
-    optimizer = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.SGD.v1"}}
-    training |= {"optimizer": optimizer, "score_weights": {"tag_acc": 1.0}}
+    training |= {"optimizer": OPTIMIZER, "score_weights": {"tag_acc": 1.0}}
     evaluate = create_evaluation_callback(nlp, Corpus(path), training["score_weights"])
     kept = evaluation_of_kept(nlp, evaluate)
-    made = registry.resolve({"o": optimizer})["o"]
+    made = registry.resolve({"o": OPTIMIZER})["o"]
     made.initialize(nlp)
     found = TrainingCheck(nlp, made, kept).begin(train)
     expected = evaluate()
@@ -230,11 +226,7 @@ def found_in_settings(component="tagger", last=100, **training):
     nlp = spacy.blank("xx")
     nlp.add_pipe(component)
     nlp.initialize(lambda: texts("train", [True] * 6))
-    block = {
-        "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
-        "algorithm": {"@torch_optimizers": "torch.AdamW.v1"},
-        **training.pop("optimizer", {}),
-    }
+    block = OPTIMIZER | training.pop("optimizer", {})
     nlp.config["training"] |= {"optimizer": block, "eval_frequency": 50, "max_steps": last, "patience": 0, **training}
     optimizer = registry.resolve({"o": block})["o"]
     optimizer.initialize(nlp)
@@ -271,17 +263,9 @@ def test_training_check_counts_the_steps_of_epochs(n, epochs, max_steps, size, p
 
 
 def test_training_check_tells_of_a_schedule_longer_than_the_epochs():
-    rate = {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 900}
-    kept = [True] * 10
-    told = run(
-        "tagger",
-        texts("train", kept),
-        texts("dev", kept),
-        optimizer={"learn_rate": rate},
-        max_epochs=6,
-        max_steps=0,
-        batcher={"@batchers": "spacy.batch_by_sequence.v1", "size": 2, "get_length": None},
-    )
+    train, dev = (texts(name, [True] * 10) for name in ("train", "dev"))
+    batcher = {"@batchers": "spacy.batch_by_sequence.v1", "size": 2, "get_length": None}
+    told = run("tagger", train, dev, optimizer=warmup(1, 900), max_epochs=6, max_steps=0, batcher=batcher)
     assert [one for one in told if "when the training ends at step 29 (total_steps = 900 in learn_rate)" in one]
 
 

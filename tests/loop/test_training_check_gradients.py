@@ -19,7 +19,8 @@ import thinc_torchopt.loop.training_check
 from thinc_torchopt import Attachment
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 
-from ..models import LISTENER, TOK2VEC
+from ..models import TOK2VEC, toy_pipeline
+from ..runs import OPTIMIZER
 
 PLACE = {}
 # The gradient of each batch for `Scripted`. None: no gradient at all.
@@ -71,11 +72,9 @@ def scripted(nlp, name):
     return Scripted(nlp.vocab, name)
 
 
-def texts(nlp, n):
-    return [
-        Example.from_dict(nlp.make_doc(f"Anna likes London {i}"), {"tags": ["N", "V", "N", "X" if i % 2 else "Y"]})
-        for i in range(n)
-    ]
+def alike(nlp):
+    """Texts with one tag."""
+    return [Example.from_dict(nlp.make_doc("a b"), {"tags": ["X", "X"]}) for _ in range(4)]
 
 
 def pipeline(*names):
@@ -88,17 +87,16 @@ def pipeline(*names):
 
 def train(nlp, n_texts=12, optimizer={}, *, stop=-1, examples=None, evaluate_every=1000, **training):
     """`spacy train`, a text in each batch, for three epochs. RETURNS (tuple): The last step, and warnings."""
-    examples = texts(nlp, n_texts) if examples is None else examples
+    tags = [["N", "V", "N", last] for last in "YX"]
+    examples = examples or [
+        Example.from_dict(nlp.make_doc(f"Anna likes London {i}"), {"tags": tags[i % 2]}) for i in range(n_texts)
+    ]
     PLACE.update(train=examples, step=0, stop=stop)
     nlp.config["corpora"] = {name: {"@readers": "test-gradients.Examples.v1"} for name in ("train", "dev")}
     nlp.config["training"] |= {
         "batcher": {"@batchers": "spacy.batch_by_sequence.v1", "size": 1},
         "before_update": {"@callbacks": "test-gradients.Stop.v1"},
-        "optimizer": {
-            "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
-            "algorithm": {"@torch_optimizers": "torch.AdamW.v1"},
-            **optimizer,
-        },
+        "optimizer": OPTIMIZER | optimizer,
         "max_epochs": 3, "max_steps": 0, "eval_frequency": evaluate_every, "seed": 0, "patience": 0,
         "score_weights": {"tag_acc": 1.0}, **training,
     }  # fmt: skip
@@ -211,10 +209,8 @@ def test_gradient_check_of_shared_params():
 
 def test_gradient_check_of_components_that_may_know_everything(monkeypatch):
     """A tagger with one tag can't be wrong; one with a 'source' may be as good as it gets."""
-    nlp = spacy.blank("xx")
-    nlp.add_pipe("tagger", config={"model": {"tok2vec": TOK2VEC}})
-    alike = [Example.from_dict(nlp.make_doc("a b"), {"tags": ["X", "X"]}) for _ in range(4)]
-    step, told = train(nlp, examples=alike)
+    nlp = pipeline()
+    step, told = train(nlp, examples=alike(nlp))
     assert step == 11 and [one[:25] for one in told] == ["'tagger' learns nothing: "]
     SCRIPT["idle"] = always(0.0)
     nlp = pipeline("idle")
@@ -297,11 +293,8 @@ def test_gradient_check_of_a_suggester_without_spans(size):
 
 
 def test_gradient_check_of_a_tok2vec_whose_listeners_learn_nothing():
-    nlp = spacy.blank("xx")
-    nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
-    nlp.add_pipe("tagger", config={"model": {"tok2vec": LISTENER}})
-    alike = [Example.from_dict(nlp.make_doc("a b"), {"tags": ["X", "X"]}) for _ in range(4)]
-    _, (of_tok2vec, of_tagger) = train(nlp, examples=alike)
+    nlp = toy_pipeline(["tagger"])
+    _, (of_tok2vec, of_tagger) = train(nlp, examples=alike(nlp))
     assert "'tok2vec' learns nothing" in of_tok2vec and "It learns what tagger need" in of_tok2vec
     assert "'tagger' learns nothing" in of_tagger and "It learns from tags" in of_tagger
 
@@ -309,9 +302,7 @@ def test_gradient_check_of_a_tok2vec_whose_listeners_learn_nothing():
 @pytest.mark.parametrize("epochs", [1, 12])
 def test_gradient_check_of_weights_that_begin_with_0(epochs):
     """A tok2vec below an output layer gets only zeros until that is updated, at a rate that begins with 0."""
-    nlp = spacy.blank("xx")
-    nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
-    nlp.add_pipe("tagger", config={"model": {"tok2vec": LISTENER}})
+    nlp = toy_pipeline(["tagger"])
     rates = {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 5, "total_steps": 20}
     examples = [Example.from_dict(nlp.make_doc("a b"), {"tags": ["X", "Y"]})]
     assert train(nlp, 1, {"learn_rate": rates}, examples=examples, max_epochs=epochs) == (epochs - 1, [])

@@ -5,11 +5,10 @@ import logging
 import pytest
 import torch
 
-from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.core.errors import LearnRateIntegrityError, LearnRateWarning
 from thinc_torchopt.core.rates.new_params import Warmup
 
-from .kit import broken, fill_grads, make_params, quiet, rates_in, sgd
+from .kit import broken, controlled, fill_grads, make_params, quiet, rates_in, sgd
 
 
 def test_learn_rate_breaker_opens_after_three_failures(caplog):
@@ -80,8 +79,7 @@ def test_learn_rate_what_others_write_never_reaches_the_params(mode, watch_steps
     with torch.no_grad():
         for ours, theirs in zip(optimizer.param_groups[0]["params"], plain.param_groups[0]["params"]):
             theirs.copy_(ours)
-    controller = LearnRateController(on_outside_write=mode)
-    controller.register_optimizer("m", optimizer, lambda step: 0.5 + step / 1000, watch_steps=watch_steps)
+    controller = controlled(optimizer, lambda step: 0.5 + step / 1000, watch_steps=watch_steps, mode=mode)
     for step in range(150):
         optimizer.param_groups[0]["lr"] = 5.0
         while True:  # under "raise" the first three are errors
@@ -105,8 +103,7 @@ def test_learn_rate_what_others_write_never_reaches_the_params(mode, watch_steps
 def test_learn_rate_a_forgotten_scheduler_does_not_pin_the_rate_of_the_warm_up(caplog):
     caplog.set_level(logging.INFO)
     optimizer = sgd(0.1)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, Warmup(200))
+    controller = controlled(optimizer, Warmup(200))
     with pytest.warns(LearnRateWarning):
         for step in range(2103):
             rates = controller.step()
@@ -120,8 +117,7 @@ def test_learn_rate_a_forgotten_scheduler_does_not_pin_the_rate_of_the_warm_up(c
 
 def test_learn_rate_raises_no_more_in_conservative_mode():
     optimizer = sgd(0.5)
-    controller = LearnRateController(on_outside_write="raise")
-    controller.register_optimizer("m", optimizer, 0.5)
+    controller = controlled(optimizer, 0.5, mode="raise")
     optimizer.param_groups[0]["lr"] = 0.9
     for call in (controller.step, optimizer.step, controller.step):
         assert not controller.conservative

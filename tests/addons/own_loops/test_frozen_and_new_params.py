@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 
-from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.core.errors import ConfigError, LearnRateWarning
 
-from .kit import fill_grads, make_params, rates_in, sgd
+from .kit import controlled, fill_grads, make_params, rates_in, sgd
 
 
 @pytest.mark.parametrize(
@@ -28,8 +27,7 @@ def test_learn_rate_frozen_params_stay_as_they_are(cls, options, with_closure):
     before = [param.detach().clone() for param in frozen]
     optimizer = cls([{"params": learning}, {"params": frozen}], lr=0.1, **options)
     reference = cls(alone, lr=0.1, **options)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, {0: 0.1, 1: "frozen"})
+    controller = controlled(optimizer, {0: 0.1, 1: "frozen"})
 
     def closure():
         optimizer.zero_grad()
@@ -58,8 +56,7 @@ def test_learn_rate_new_params_follow_a_tenth_of_their_parent():
     optimizer = torch.optim.AdamW(
         [{"params": make_params(), "weight_decay": 0.3}, {"params": make_params(), "lr": 0.5}], lr=0.1
     )
-    controller = LearnRateController(on_outside_write="raise")
-    controller.register_optimizer("m", optimizer, {0: "cosine", 1: [0.5 - step / 100 for step in range(40)]})
+    controller = controlled(optimizer, {0: "cosine", 1: [0.5 - step / 100 for step in range(40)]}, mode="raise")
     for _ in range(5):
         controller.step()
     late = make_params(2, (7,))
@@ -85,8 +82,7 @@ def test_learn_rate_new_params_follow_a_tenth_of_their_parent():
 
 def test_learn_rate_new_params_follow_adopted_rates():
     optimizer = sgd(0.1)
-    controller = LearnRateController(on_outside_write="adopt")
-    controller.register_optimizer("m", optimizer, "cosine")
+    controller = controlled(optimizer, "cosine", mode="adopt")
     controller.add_params("m", make_params(), warmup_steps=0)
     optimizer.param_groups[0]["lr"] = 0.4
     with pytest.warns(LearnRateWarning):
@@ -101,8 +97,7 @@ def test_learn_rate_new_params_train_as_if_they_were_new_in_an_optimizer_of_thei
         (torch.optim.Rprop, {}),
     ]:
         optimizer = cls(make_params(), lr=0.1)
-        controller = LearnRateController()
-        controller.register_optimizer("m", optimizer, 0.1)
+        controller = controlled(optimizer, 0.1)
         late = make_params(2)
         alone = [torch.nn.Parameter(param.detach().clone()) for param in late]
         controller.add_params("m", late, warmup_steps=0, options=options)
@@ -118,8 +113,7 @@ def test_learn_rate_new_params_train_as_if_they_were_new_in_an_optimizer_of_thei
 
 def test_learn_rate_new_params_have_names_if_the_others_have():
     optimizer = torch.optim.SGD(list(zip("ab", make_params(2))), lr=0.1)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, 0.1)
+    controller = controlled(optimizer, 0.1)
     controller.add_params("m", list(zip("cd", make_params(2))))
     assert optimizer.param_groups[1]["param_names"] == ["c", "d"]
     with pytest.raises(ConfigError, match="torch says: all optimizer param groups should be with"):
@@ -132,8 +126,7 @@ def test_learn_rate_new_params_have_names_if_the_others_have():
 
 def test_learn_rate_refuses_params_that_can_not_be_added():
     optimizer = sgd(0.1, 0.2)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, {0: 0.1, 1: "frozen"})
+    controller = controlled(optimizer, {0: 0.1, 1: "frozen"})
     controller.register_optimizer("lbfgs", torch.optim.LBFGS(make_params()), 0.1)
     one = make_params()[0]
     for params, options, said in [
@@ -164,15 +157,13 @@ def test_learn_rate_refuses_params_that_can_not_be_added():
 
 def test_learn_rate_params_that_come_may_be_adaptive():
     """They warm up to a tenth of their parent's rate, and are lowered from there."""
-    controller, optimizer = LearnRateController(), sgd(1.0)
-    controller.register_optimizer("m", optimizer, 1.0)
+    controller = controlled(optimizer := sgd(1.0), 1.0)
     id = controller.add_params(
         "m", make_params(), policy="adaptive", warmup_steps=4, patience=0, factor=0.5, min_rate=0.03
     )
     rates = [controller.step(metrics={"loss": 1.0 if step > 5 else 1.0 - step / 10})[id] for step in range(10)]
     assert rates == pytest.approx([0.03, 0.03, 0.0505, 0.07525, 0.1, 0.1, 0.05, 0.03, 0.03, 0.03], rel=1e-12)
-    other = LearnRateController()
-    other.register_optimizer("m", twin := sgd(1.0), 1.0)
+    other = controlled(twin := sgd(1.0), 1.0)
     other.add_params("m", make_params(), policy="adaptive", warmup_steps=4, patience=0, factor=0.5, min_rate=0.03)
     other.load_state_dict(json.loads(json.dumps(controller.state_dict())))
     assert rates_in(twin) == rates_in(optimizer) and other.step()[id] == 0.03
@@ -185,8 +176,7 @@ def test_learn_rate_params_that_come_may_be_adaptive():
 )
 @pytest.mark.parametrize("base", [1.0, 2e-5])
 def test_learn_rate_params_that_come_begin_at_a_hundredth_with_any_policy(policy, more, base):
-    controller, optimizer = LearnRateController(), sgd(base)
-    controller.register_optimizer("m", optimizer, base)
+    controller = controlled(optimizer := sgd(base), base)
     id = controller.add_params("m", make_params(), policy=policy, warmup_steps=10, **more)
     assert rates_in(optimizer) == pytest.approx([base, 0.001 * base], rel=1e-12)
     rates = [controller.step()[id] for _ in range(11)]

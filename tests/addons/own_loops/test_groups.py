@@ -10,7 +10,7 @@ from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.addons.own_loops.policies import Cosine
 from thinc_torchopt.core.errors import LearnRateIntegrityError, LearnRateWarning
 
-from .kit import checksum_of, fill_grads, make_params, quiet, rates_in, sgd, three_groups
+from .kit import checksum_of, controlled, fill_grads, make_params, quiet, rates_in, sgd, three_groups
 
 
 @pytest.mark.parametrize("mode", ["restore", "adopt", "raise"])
@@ -120,8 +120,7 @@ def test_learn_rate_groups_that_came_follow_the_policy_of_all(watch_steps):
 
 def test_learn_rate_hooks_that_were_registered_later_do_not_get_around():
     optimizer = sgd(0.1)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, 0.1)
+    controller = controlled(optimizer, 0.1)
     (param,) = optimizer.param_groups[0]["params"]
 
     def write(*_):
@@ -173,8 +172,7 @@ def test_learn_rate_options_that_move_and_counters_are_let_be():
                 group["step"] = group.get("step", 0) + 1
 
     optimizer = Counting([{"params": make_params()}, {"params": make_params()}], lr=0.1, weight_decay=0.1)
-    controller = LearnRateController(on_outside_write="raise")
-    controller.register_optimizer("m", optimizer, "cosine", moving=("weight_decay",))
+    controller = controlled(optimizer, "cosine", moving=("weight_decay",), mode="raise")
     for step in range(5):
         optimizer.param_groups[0]["weight_decay"] = step
         controller.step()
@@ -192,8 +190,7 @@ def test_learn_rate_owners_may_change_their_groups():
     params = make_params(4)
     names = {param: f"ner/{i}" for i, param in enumerate(params)}
     optimizer = torch.optim.AdamW([{"params": params[:2]}], lr=0.1)
-    controller = LearnRateController(on_outside_write="raise")
-    controller.register_optimizer("m", optimizer, 0.1, param_names=names, watch_steps=False)
+    controller = controlled(optimizer, 0.1, param_names=names, watch_steps=False, mode="raise")
     optimizer.param_groups[0]["params"].append(params[2])
     (error,) = controller.verify()
     assert "expected 2 params, found 3, 1 of them new" in str(error)

@@ -14,7 +14,7 @@ from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.addons.own_loops.policies import FromFunction, FromSchedule
 from thinc_torchopt.core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 
-from .kit import checksum_of, fill_grads, make_params, rates_in, sgd
+from .kit import checksum_of, controlled, fill_grads, make_params, rates_in, sgd
 
 
 def test_learn_rate_several_optimizers_side_by_side():
@@ -74,8 +74,7 @@ def test_learn_rate_metrics_of_a_warmup_do_not_count():
 
 def test_learn_rate_registering_changes_nothing():
     optimizer = sgd(0.1)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, "warmup")
+    controller = controlled(optimizer, "warmup")
     assert rates_in(optimizer) == [0.1] and controller.learn_rates == {"m": 0.1} and controller.verify() == []
 
 
@@ -113,8 +112,7 @@ def test_learn_rate_ids_are_stable():
 
 def test_learn_rate_scale_is_of_one_step_only():
     optimizer = sgd(0.5)
-    controller = LearnRateController(on_outside_write="raise")
-    controller.register_optimizer("m", optimizer, [0.5, 0.4, 0.3, 0.2])
+    controller = controlled(optimizer, [0.5, 0.4, 0.3, 0.2], mode="raise")
     assert controller.step(scale=0.5) == {"m": 0.25} and rates_in(optimizer) == [0.25]
     optimizer.step()
     assert controller.step() == {"m": 0.4}
@@ -149,16 +147,14 @@ def test_learn_rate_refuses_rates_that_are_none(bad):
 
 def test_learn_rate_takes_numbers_of_any_kind():
     optimizer = sgd(0.1)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, lambda step: [torch.tensor(0.5), 1, torch.tensor(0.25).numpy()][step])
+    controller = controlled(optimizer, lambda step: [torch.tensor(0.5), 1, torch.tensor(0.25).numpy()][step])
     for expected in (0.5, 1.0, 0.25):
         assert controller.step() == {"m": expected}
         assert type(optimizer.param_groups[0]["lr"]) is float
 
 
 def test_learn_rate_refuses_what_can_not_be_registered():
-    controller, optimizer = LearnRateController(), sgd(0.1)
-    controller.register_optimizer("m", optimizer, "cosine")
+    controller = controlled(optimizer := sgd(0.1), "cosine")
     for name, other, policy, said in [
         ("m", sgd(0.1), "cosine", "Can't register optimizer 'm': expected a new one, found this name"),
         ("n", optimizer, "cosine", "found this optimizer, known as 'm'"),
@@ -181,8 +177,7 @@ def test_learn_rate_refuses_what_can_not_be_registered():
 
 def test_learn_rate_unregistered_optimizers_are_left_as_they_are():
     optimizer = sgd(0.1)
-    controller = LearnRateController(on_outside_write="raise")
-    controller.register_optimizer("m", optimizer, "frozen")
+    controller = controlled(optimizer, "frozen", mode="raise")
     controller.step()
     controller.unregister_optimizer("m")
     assert rates_in(optimizer) == [0.0] and not optimizer._optimizer_step_pre_hooks
@@ -205,8 +200,7 @@ def test_learn_rate_tensors_are_filled_in_place(dtype):
         [{"params": make_params()}, {"params": make_params()}], lr=tensor, capturable=False, foreach=False
     )
     assert optimizer.param_groups[0]["lr"] is optimizer.param_groups[1]["lr"]
-    controller = LearnRateController(on_outside_write="raise")
-    controller.register_optimizer("m", optimizer, {0: lambda step: 0.3 / (1 + step), 1: 0.7})
+    controller = controlled(optimizer, {0: lambda step: 0.3 / (1 + step), 1: 0.7}, mode="raise")
     second = optimizer.param_groups[1]["lr"]
     for step in range(4):
         rates = controller.step()
@@ -225,8 +219,7 @@ def test_learn_rate_tensors_are_filled_in_place(dtype):
 def test_learn_rate_tensors_that_were_replaced_are_put_back():
     tensor = torch.tensor(0.1)
     optimizer = torch.optim.Adam(make_params(), lr=tensor)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, 0.1)
+    controller = controlled(optimizer, 0.1)
     controller.step()
     optimizer.param_groups[0]["lr"] = 0.5
     with pytest.warns(LearnRateWarning):

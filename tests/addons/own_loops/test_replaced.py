@@ -10,7 +10,7 @@ from thinc_torchopt.addons.own_loops.policies import Cosine
 from thinc_torchopt.core.errors import ConfigError, LearnRateWarning
 from thinc_torchopt.core.state.preserve import preserve_optimizer_state
 
-from .kit import fill_grads, make_params, rates_in, sgd
+from .kit import controlled, fill_grads, make_params, rates_in, sgd
 
 
 def grown(module):
@@ -97,8 +97,7 @@ def test_learn_rate_replaced_optimizers_whose_controller_was_not_told(watch_step
 
 def test_learn_rate_replaced_optimizers_keep_tensors_and_frozen_groups_of_their_own():
     old, new = sgd(torch.tensor(0.1), 0.2), sgd(torch.tensor(0.5), 0.6)
-    controller = LearnRateController()
-    controller.register_optimizer("m", old, {0: Cosine(10), 1: "frozen"})
+    controller = controlled(old, {0: Cosine(10), 1: "frozen"})
     controller.step()
     tensor, of_new = old.param_groups[0]["lr"], new.param_groups[0]["lr"]
     controller.replace_optimizer(old, new)
@@ -113,8 +112,7 @@ def test_learn_rate_replaced_optimizers_keep_tensors_and_frozen_groups_of_their_
 @pytest.mark.parametrize("new", [None, "known", "more groups"])
 def test_learn_rate_refuses_what_can_not_replace_an_optimizer(new):
     old, other = sgd(0.1), sgd(0.3)
-    controller = LearnRateController()
-    controller.register_optimizer("m", old, 0.1)
+    controller = controlled(old, 0.1)
     controller.register_optimizer("n", other, 0.3)
     with pytest.raises(ConfigError, match=r"Can't replace optimizer 'm': expected .*found "):
         controller.replace_optimizer(old, {"known": other, "more groups": sgd(0.1, 0.2), None: None}[new])

@@ -12,7 +12,7 @@ from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.addons.own_loops.policies import Adaptive
 from thinc_torchopt.core.errors import ConfigTypeError, LearnRateWarning, StateError
 
-from .kit import broken, checksum_of, fill_grads, make_params, quiet, rates_in, sgd
+from .kit import broken, checksum_of, controlled, fill_grads, make_params, quiet, rates_in, sgd
 
 
 def test_learn_rate_history_keeps_a_thousand_steps():
@@ -40,8 +40,7 @@ def pickled(value):
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_learn_rate_controller_can_not_be_copied(copied):
-    controller = LearnRateController()
-    controller.register_optimizer("m", sgd(0.1), 0.1)
+    controller = controlled(sgd(0.1), 0.1)
     with pytest.raises(ConfigTypeError, match=r"copy or pickle a LearnRateController: it belongs to .* state_dict\(\)"):
         copied(controller)
 
@@ -49,8 +48,7 @@ def test_learn_rate_controller_can_not_be_copied(copied):
 def test_learn_rate_history_of_checksums_stays_as_it_was():
     """They are made when they are read, of what the groups were at that step."""
     optimizer = sgd(0.1)
-    controller = LearnRateController()
-    controller.register_optimizer("m", optimizer, 0.1)
+    controller = controlled(optimizer, 0.1)
     expected = checksum_of(sgd(0.1))
     controller.step()
     optimizer.param_groups[0]["params"] = make_params(3)
@@ -112,8 +110,7 @@ def test_learn_rate_goes_on_in_conservative_mode():
     controller, _ = broken(list(rates))
     for _ in range(50):
         controller.step()
-    other = LearnRateController()
-    other.register_optimizer("m", sgd(0.5), list(rates))
+    other = controlled(sgd(0.5), list(rates))
     other.load_state_dict(json.loads(json.dumps(controller.state_dict())))
     assert other.conservative and other.outside_writes == 3
     for step in range(53, 110):
@@ -171,8 +168,7 @@ def test_learn_rate_refuses_another_state(path, value, said):
 def test_learn_rate_tells_of_other_groups_than_those_of_the_state(shapes, found):
     def build(shapes):
         optimizer = torch.optim.SGD([{"params": make_params(1, shape), "lr": 0.1} for shape in shapes])
-        controller = LearnRateController()
-        controller.register_optimizer("m", optimizer, "cosine")
+        controller = controlled(optimizer, "cosine")
         return controller
 
     saved = build([(2, 3), (3, 4), (5,)]).state_dict()

@@ -16,7 +16,7 @@ from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.addons.own_loops.policies import Cosine
 from thinc_torchopt.core.errors import LearnRateIntegrityError, LearnRateWarning
 
-from .kit import fill_grads, rates_in, sgd
+from .kit import controlled, fill_grads, rates_in, sgd
 
 MESSAGE = (
     "Learn rate of param group 'transformer' was changed outside its schedule at step 3: expected 2e-05, found 0.001. "
@@ -132,8 +132,7 @@ def test_learn_rate_torch_schedulers_are_found_out(mode, before, watch_steps):
     """The scheduler writes after each torch step, whether it was there before us or came later."""
     optimizer = sgd(0.5)
     scheduler = torchs.StepLR(optimizer, 1, gamma=0.5) if before else None
-    controller = LearnRateController(on_outside_write=mode)
-    controller.register_optimizer("m", optimizer, 0.5, watch_steps=watch_steps)
+    controller = controlled(optimizer, 0.5, watch_steps=watch_steps, mode=mode)
     scheduler = scheduler or torchs.StepLR(optimizer, 1, gamma=0.5)
     assert controller.step() == {"m": 0.5}
     fill_grads(optimizer)
