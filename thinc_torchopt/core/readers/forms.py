@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import ConfigError
-from ..words import listed
+from ..words import count, listed
 from . import records, tables
 from .files import File, read_files
 from .rows import Row
@@ -95,7 +95,7 @@ def _form_of(file: File) -> Form | None:
         return next((form for form in FORMS if not form.of_values and form.fits(file)), None)
     counts = Counter(form for _, value in file.records for form in FORMS if form.of_values and form.fits(value))
     if len(counts) > 1:
-        found = listed([f"{form.name} ({n:,} texts)" for form, n in counts.items()])
+        found = listed([f"{form.name} ({count(n, 'text')})" for form, n in counts.items()])
         raise ConfigError(f"Can't read '{file.path}': expected one form, found {found}. Divide the file by its forms.")
     return next(iter(counts), None)
 
