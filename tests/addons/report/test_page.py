@@ -6,6 +6,7 @@ from io import BytesIO
 
 import pytest
 
+from thinc_torchopt.addons.report.page import _tables
 from thinc_torchopt.addons.report.report import Report, read_report
 from thinc_torchopt.addons.report.runs import facts_of, read_runs
 from thinc_torchopt.core.errors import ConfigError
@@ -109,6 +110,14 @@ def test_page_of_hardly_anything(tmp_path, lines):
         Report(runs).to_disk(tmp_path / f"report.{suffix}")
     assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf8")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("n", "last"), [(200, ["200", "gradient spike"]), (201, ["and 1 more"])])
+def test_page_tells_the_first_200_events(tmp_path, n, last):
+    lines = [row(i, grad_spikes=i) for i in range(n + 1)]
+    *_, (title, headers, table) = _tables(read_runs([write(tmp_path / "log.jsonl", lines)]))
+    assert (title, headers) == ("What happened when", ["step", "what happened"])
+    assert table[:200] == [[str(step), "gradient spike"] for step in range(1, 201)] and table[-1] == last
 
 
 @needs_matplotlib
