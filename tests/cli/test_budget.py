@@ -119,18 +119,15 @@ def test_budget_of_groups_and_of_steps(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("name", "said"),
     [
-        (
-            {"training__optimizer": {"@optimizers": "Adam.v1"}},
-            'found "Adam.v1", which has no checkpoints. Convert it',
-        ),
-        ({"training__optimizer": {"@optimizers": "thinc-torchopt.Adam.v1"}}, 'found "thinc-torchopt.Adam.v1"'),
+        ("Adam.v1", 'found "Adam.v1", which has no checkpoints. Convert it'),
+        ("thinc-torchopt.Adam.v1", 'found "thinc-torchopt.Adam.v1"'),
     ],
 )
-def test_budget_refuses_what_can_not_fall(changes, said, corpus, tmp_path):
+def test_budget_refuses_what_can_not_fall(name, said, corpus, tmp_path):
     config = config_for(tmp_path, corpus)
-    config["training"]["optimizer"] = changes["training__optimizer"]
+    config["training"]["optimizer"] = {"@optimizers": name}
     with pytest.raises(ConfigError, match=said):
         derived(config, tmp_path)
 

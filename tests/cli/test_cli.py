@@ -53,15 +53,6 @@ def value(schedule, step):
     return next(islice(schedule, step, None))
 
 
-def forked(*args, check=True):
-    return python(args, check=check)
-
-
-def initialized(folder, config=PARAM_GROUPS):
-    overrides = {f"paths.{name}": str(folder / f"{name}.spacy") for name in ("train", "dev")}
-    return init_nlp(spacy.util.load_config(config, overrides=overrides, interpolate=False))
-
-
 # ---------------------------------------------------------------------- all commands
 
 
@@ -121,8 +112,10 @@ def test_cli_loads_no_command_to_list_complete_or_suggest_its_name():
 
 
 def test_cli_params_json_agrees_with_the_pipeline(folder):
-    found = json.loads(torchopt(folder, "params", PARAM_GROUPS, "--steps", "1000", "--json", run=forked).stdout)
-    nlp = initialized(folder)
+    args = ("params", PARAM_GROUPS, "--steps", "1000", "--json")
+    found = json.loads(torchopt(folder, *args, run=lambda *args, check: python(args)).stdout)
+    overrides = {f"paths.{name}": str(folder / f"{name}.spacy") for name in ("train", "dev")}
+    nlp = init_nlp(spacy.util.load_config(PARAM_GROUPS, overrides=overrides, interpolate=False))
     sizes = {name: [param.size for param, _ in slots(proc.model)] for name, proc in nlp.pipeline}
     params = {param["name"]: param for param in found["params"]}
     for name, of_component in sizes.items():

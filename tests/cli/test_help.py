@@ -14,22 +14,12 @@ from thinc_torchopt.cli import COMMANDS, torchopt_cli
 from thinc_torchopt.core.compat import has_matplotlib
 
 from ..addons.streams.streams import make_model, write_stream
+from ..registered import QUIET
 from ..spacy_cli import QUICK, spacy_cli, toy_corpus
 
 ORDER = "init convert explain train report suspects params schedule checkpoint try tune find-lr learn controller"
 # These train, for long: see the tests of these commands. Here, their arguments are read.
 LONG = ("train", "try", "tune", "find-lr")
-RULES = {
-    "controller_metrics": [{"name": "loss", "class": "Loss"}],
-    "controllers": [
-        {
-            "name": "stop",
-            "triggers": ["on_step_end"],
-            "rule": "loss['per_word'] < 0.2",
-            "operations": ["hfcontrols.should_training_stop"],
-        }
-    ],
-}
 
 
 def test_help_lists_commands_in_the_order_of_use():
@@ -42,7 +32,7 @@ def test_help_examples_work(tmp_path, monkeypatch):
     """One after the other, as in a first hour, with a training after the config was made."""
     monkeypatch.chdir(tmp_path)
     toy_corpus(tmp_path)
-    srsly.write_yaml("rules.yaml", RULES)
+    srsly.write_yaml("rules.yaml", QUIET)
     loaded = get_command(torchopt_cli).commands
     for name, _, example in COMMANDS:
         words = shlex.split(example)

@@ -8,6 +8,7 @@ import queue
 import signal
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -179,14 +180,11 @@ def test_background_of_an_abandoned_run_is_done_before_the_next_begins(tmp_path,
 
 
 def test_background_does_not_claim_a_saved_state_when_the_disk_is_full(corpus, tmp_path, monkeypatch):
-    def full(path, *parts):
-        raise OSError("No space left on device")
-
     def stop(step):
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(checkpoint_folder, "write_parts", full)
+    monkeypatch.setattr(checkpoint_folder, "write_parts", Mock(side_effect=OSError("No space left on device")))
     told = []
     monkeypatch.setattr(checkpoint.LOGGER, "warning", lambda text, *parts: told.append(text % parts))
     with pytest.warns(CheckpointWarning, match="No space left"), pytest.raises(SystemExit):

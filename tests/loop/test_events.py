@@ -26,6 +26,7 @@ from thinc_torchopt.loop.progress import Progress
 from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import TOK2VEC, initialized, pipeline_params, same, toy_examples
+from ..runs import SETTINGS
 
 
 class Listener:
@@ -91,14 +92,6 @@ def train(
     checkpoint = None if folder is None else Checkpoint(str(folder), every=settings.pop("every", 1), keep=9)
     groups = {} if module is None else {"x": {"params": ["*/bias"], "freeze": True}}
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, checkpoint=checkpoint, param_groups=groups)
-    options = {
-        "dropout": 0.2,
-        "eval_frequency": 4,
-        "accumulate_gradient": 2,
-        "patience": 0,
-        "max_steps": 0,
-        "before_update": None,
-    }
 
     def batches():
         for epoch in range(epochs):
@@ -113,9 +106,9 @@ def train(
             evaluate()
         return len(infos) / 100, {"tag_acc": 0.5}
 
-    options |= {"exclude": [], "annotating_components": [], "listeners": listeners, **settings}
+    options = SETTINGS | {"dropout": 0.2, "eval_frequency": 4, "accumulate_gradient": 2, **settings}
     infos = {}
-    steps = train_while_improving(nlp, optimizer, batches(), score, **options)
+    steps = train_while_improving(nlp, optimizer, batches(), score, listeners=listeners, **options)
     for _, info, is_best in steps:
         infos[info["step"]] = {**info, "losses": dict(info["losses"])}
         if log is not None:
@@ -456,9 +449,6 @@ def test_listeners_refuse_a_state_that_is_not_theirs(tmp_path):
 @pytest.mark.parametrize("event", [*(event for event in EVENT_TYPES if event != "on_exception"), "load"])
 def test_listener_that_raises_leaves_nothing_behind(event, tmp_path):
     """Nor do random generators stay those of the data; and the folder is free for the next run."""
-
-    class Broken(Exception):
-        pass
 
     def raises(event, control):
         generators.append(random.getstate())

@@ -15,7 +15,7 @@ from thinc_torchopt.loop import label_conflicts
 from thinc_torchopt.loop.data_check import Corpus
 from thinc_torchopt.loop.label_conflicts import MOST_TEXTS, Comparison, compare, doubts_of_labels
 
-from ..models import LISTENER, TOK2VEC, pipeline_params, same
+from ..models import pipeline_params, same, toy_pipeline
 
 NAMES, CITIES = ["Anna", "Ben", "Cleo", "Dina", "Ed"], ["Oslo", "Rome", "Cairo", "Lima", "Paris"]
 
@@ -42,14 +42,8 @@ def corpus(nlp, labels=("PERSON", "CITY"), n=40, change=lambda doc: None, kind="
 def trained(component, shared=False):
     """A pipeline that finds both labels."""
     fix_random_seed(0)
-    nlp = spacy.blank("xx")
+    nlp = toy_pipeline([component], shared=shared)
     kind = "spans" if component == "spancat" else "entities"
-    model = {"tok2vec": LISTENER if shared else TOK2VEC}
-    if shared:
-        nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
-    if component == "textcat_multilabel":
-        model["linear_model"] = {"length": 4096}
-    nlp.add_pipe(component, config={"model": model})
     examples = corpus(nlp, n=25, kind=kind).examples[::6]  # each name and each city once
     if component == "textcat_multilabel":
         other = Doc(nlp.vocab, ["nobody", "here"])

@@ -1,6 +1,5 @@
 """Oracle: spaCy's own loop around the same optimizer."""
 
-import io
 import math
 import signal
 
@@ -9,7 +8,6 @@ import pytest
 import spacy.training.loop
 import torch
 from spacy.language import Language
-from spacy.training.initialize import init_nlp
 from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 
 from thinc_torchopt import TorchOptimizer
@@ -18,8 +16,8 @@ from thinc_torchopt.core.errors import ConfigError, LearnRateWarning, PipelineEr
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.run import train_while_improving
 
-from ..models import WIDTH, initialized, params_of, pipeline_params, ready_pipeline, same, toy_examples, toy_pipeline
-from ..runs import config_for, contents, loop_over
+from ..models import WIDTH, initialized, pipeline_params, ready_pipeline, same, toy_examples, toy_pipeline
+from ..runs import SETTINGS, config_for, contents, loop_over, train
 
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
 
@@ -41,16 +39,8 @@ def run(loop, *, steps=8, exclude=(), **settings):
     fix_random_seed(1)
     optimizer = TorchOptimizer(AdamW(), [0.01 / (i + 1) for i in range(50)], grad_clip=0.0, use_averages=True)
     calls = []
-    options = {
-        "dropout": 0.2,
-        "eval_frequency": 3,
-        "accumulate_gradient": 1,
-        "patience": 0,
-        "max_steps": 0,
-        "annotating_components": [],
-        "before_update": lambda nlp, args: calls.append(args),
-        **settings,
-    }
+    options = SETTINGS | {"dropout": 0.2, "eval_frequency": 3, "exclude": list(exclude), **settings}
+    options["before_update"] = lambda nlp, args: calls.append(args)
     data = ((i // 4, examples[(3 * i) % 12 :][:3]) for i in range(steps))
 
     def evaluate():
@@ -58,7 +48,7 @@ def run(loop, *, steps=8, exclude=(), **settings):
         return scores["tag_acc"], scores
 
     yielded = []
-    for batch, info, is_best in loop(nlp, optimizer, data, evaluate, exclude=list(exclude), **options):
+    for batch, info, is_best in loop(nlp, optimizer, data, evaluate, **options):
         for time in ("seconds", "elapsed", "time_spent"):
             info.pop(time, None)
         ours = {key: info.pop(key, None) for key in OURS}
@@ -111,15 +101,11 @@ def test_loop_takes_over_for_our_optimizer_only():
 
 
 def test_loop_leaves_frozen_components_alone():
-    nlp = toy_pipeline(["tagger", "textcat"], shared=False)
-    nlp.rename_pipe("textcat", "frozen")
-    nlp.initialize(lambda: toy_examples(nlp))
-    before = params_of(nlp.get_pipe("frozen").model)
     params, _, _, optimizer = run(train_while_improving, exclude=["frozen"])
     assert not any(name.startswith("frozen/") for name in optimizer.params)
     fix_random_seed(1)
     untrained, *_ = run(train_while_improving, steps=0, exclude=["frozen"])
-    assert same(params["frozen"], untrained["frozen"]) and len(before) == len(params["frozen"])
+    assert params["frozen"] and same(params["frozen"], untrained["frozen"])
     assert not same(params["tagger"], untrained["tagger"])
 
 
@@ -201,10 +187,9 @@ def test_loop_lets_the_first_hook_put_the_pipeline_in_order():
 REFUSED = {
     "a typo in a pattern": (
         {"param_groups": {"x": {"params": ["tagge/*"], "freeze": True}}},
-        ConfigError,
         "'tagge/\\*' .* matches none",
     ),
-    "a typo in another": ({"layer_decay": {"tagger/*": 0.9}}, ConfigError, "the number of their layer"),
+    "a typo in another": ({"layer_decay": {"tagger/*": 0.9}}, "the number of their layer"),
     "an option of another block's algorithm": (
         {
             "param_groups": {
@@ -212,7 +197,6 @@ REFUSED = {
                 "y": {"params": ["*/W"], "momentum": 0.9},
             }
         },
-        ConfigError,
         r"Can't set momentum in \[training.optimizer.param_groups.y\]: expected options of 'torch.AdamW.v1'",
     ),
 }
@@ -221,7 +205,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("checkpoint", [True, False], ids=["with checkpoint", "without"])
 def test_loop_refuses_before_spacy_removes_the_models_of_before(case, checkpoint, corpus, tmp_path):
-    changes, error, message = REFUSED[case]
+    changes, message = REFUSED[case]
     config = config_for(tmp_path, corpus, steps=3)
     if not checkpoint:
         del config["training"]["optimizer"]["checkpoint"]
@@ -230,10 +214,8 @@ def test_loop_refuses_before_spacy_removes_the_models_of_before(case, checkpoint
         (tmp_path / "out" / name / "meta.json").write_text(name)
     before = contents(tmp_path / "out")
     config["training"]["optimizer"] |= changes
-    with pytest.raises(error, match=message):
-        spacy.training.loop.train(
-            init_nlp(config.interpolate()), tmp_path / "out", stdout=io.StringIO(), stderr=io.StringIO()
-        )
+    with pytest.raises(ConfigError, match=message):
+        train(config, tmp_path / "out")
     assert contents(tmp_path / "out") == before
 
 
@@ -293,17 +275,5 @@ def test_loop_shows_what_others_write_to_learning_rates():
 
 
 def test_loop_tells_the_writer_of_rates_the_epoch():
-    optimizer = TorchOptimizer(AdamW(), 0.01)
-    nlp, examples = ready_pipeline(["tagger", "ner"], shared=False, sgd=optimizer)
-    options = {
-        "dropout": 0.0,
-        "eval_frequency": 3,
-        "accumulate_gradient": 2,
-        "patience": 0,
-        "max_steps": 0,
-        "before_update": None,
-    }
-    data = ((i // 2, examples[:4]) for i in range(5))
-    evaluate = lambda: (0.5, {"tag_acc": 0.5, "ents_f": None})  # noqa: E731
-    list(train_while_improving(nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], **options))
-    assert [snapshot.epoch for snapshot in optimizer.rates.history] == [0, 0, 1, 1, 2]
+    *_, optimizer = run(train_while_improving, steps=9, accumulate_gradient=2)
+    assert [snapshot.epoch for snapshot in optimizer.rates.history] == [0, 0, 0, 0, 1, 1, 1, 1, 2]

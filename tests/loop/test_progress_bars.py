@@ -17,7 +17,7 @@ from thinc_torchopt.core.errors import StateError
 from thinc_torchopt.loop.progress_bars import show_activity, show_progress
 
 from ..conftest import CONFIGS
-from ..models import toy_examples, toy_pipeline
+from ..models import ready_pipeline
 from ..spacy_cli import Terminal
 
 
@@ -81,9 +81,8 @@ def test_progress_bars_survive_a_closed_pipe(monkeypatch):
 
 
 def test_progress_bars_while_a_run_reads_past_its_batches(tmp_path, monkeypatch, capsys, caplog):
-    nlp = toy_pipeline(["tagger"], shared=False)
     optimizer = TorchOptimizer(AdamW())
-    nlp.initialize(lambda: toy_examples(nlp), sgd=optimizer)
+    nlp, _ = ready_pipeline(["tagger"], sgd=optimizer)
 
     def read(batches, **settings):
         monkeypatch.setattr(sys, "stderr", stream := Terminal())

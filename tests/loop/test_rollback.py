@@ -2,23 +2,23 @@
 stop.
 """
 
-import io
 import re
+from unittest.mock import Mock
 
 import pytest
 import spacy
 import torch
 from spacy.training.initialize import init_nlp
-from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
 from thinc_torchopt import add_labels
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import CheckpointWarning, NonFiniteGradWarning, RollbackError, RollbackWarning
 from thinc_torchopt.core.state.files import read_folder
+from thinc_torchopt.loop import checkpoint_folder
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
-from ..runs import config_for, digests, run
+from ..runs import config_for, run, run_with_stops, train
 
 # numpy computes with NaN as well, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -110,12 +110,9 @@ def test_rollback_and_resume_are_exact(algorithm, corpus, tmp_path):
     """Stopped while updates go wrong, before there is a checkpoint after the way back, and after it."""
     changes = {"steps": 14, "training__optimizer__learn_rate": rates(8), **ROLLBACK, **algorithm}
     with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
-        whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
-    config = config_for(tmp_path / "broken", corpus, **changes)
-    with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
-        parts = [run(config, tmp_path / "broken", crash_at=step) for step in (10, 11, 13, None)]
-    assert {step: info for part in parts for step, info in part.items()} == whole
-    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+        whole = run_with_stops(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
+        broken = run_with_stops(config_for(tmp_path / "broken", corpus, **changes), tmp_path / "broken", 10, 11, 13)
+    assert broken == whole
     assert rollbacks_of(tmp_path / "broken" / "state", 14) == [(10, 6)]
 
 
@@ -148,12 +145,7 @@ def test_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path
 
 
 def test_rollback_needs_a_checkpoint(corpus, tmp_path, monkeypatch):
-    from thinc_torchopt.loop import checkpoint_folder
-
-    def full(path, values, tensors):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(checkpoint_folder, "write_parts", full)
+    monkeypatch.setattr(checkpoint_folder, "write_parts", Mock(side_effect=OSError("No space left on device")))
     config = config_for(tmp_path, corpus, training__optimizer__learn_rate=rates(4), **ROLLBACK)
     with (
         pytest.warns(NonFiniteGradWarning),
@@ -243,9 +235,8 @@ def test_rollback_does_not_go_back_past_new_labels(corpus, tmp_path, add):
     )
     config["training"]["before_update"] = {"@callbacks": "test-rollback.AddLabel.v1"}
     (tmp_path / "out").mkdir()
-    nlp = init_nlp(config.interpolate())
     with (
         pytest.warns(NonFiniteGradWarning),
         pytest.raises(RollbackError, match=r"Can't go back to the checkpoint of step 6, .*: the model has grown since"),
     ):
-        spacy_train(nlp, tmp_path / "out", stdout=io.StringIO(), stderr=io.StringIO())
+        train(config, tmp_path / "out")

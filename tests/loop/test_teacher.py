@@ -35,13 +35,17 @@ def nlp(folder):
     return spacy.load(folder)
 
 
+@pytest.fixture
+def rules(nlp):
+    return rules_for(nlp, nlp)
+
+
 def docs(nlp, n=6):
     return [Doc(nlp.vocab, words=["Anna", str(i), "London", "."], spaces=[True, i % 2 == 0, False, False])
             for i in range(n)]  # fmt: skip
 
 
-def test_teacher_says_what_its_pipeline_says(folder, nlp):
-    rules = rules_for(nlp, nlp)
+def test_teacher_says_what_its_pipeline_says(folder, nlp, rules):
     texts = docs(nlp)
     for said, doc in zip(Teacher(folder).predict(texts, rules), nlp.pipe([doc.copy() for doc in texts])):
         assert said["tags"] == [token.tag_ for token in doc]
@@ -49,8 +53,7 @@ def test_teacher_says_what_its_pipeline_says(folder, nlp):
         assert said["trees"] == [[token.head.i, token.dep_] for token in doc]
 
 
-def test_teacher_annotates_each_text_once(folder, nlp, tmp_path, monkeypatch):
-    rules = rules_for(nlp, nlp)
+def test_teacher_annotates_each_text_once(folder, nlp, rules, tmp_path, monkeypatch):
     first = Teacher(folder, cache=tmp_path / "cache")
     found = first.predict([*docs(nlp), *docs(nlp)], rules)
     assert first.n_predicted == 6 and found[:6] == found[6:]
@@ -68,10 +71,9 @@ def test_teacher_annotates_each_text_once(folder, nlp, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("cache", ["cache", None])
-def test_teacher_of_a_stream_keeps_the_latest_in_memory(folder, nlp, tmp_path, monkeypatch, cache):
+def test_teacher_of_a_stream_keeps_the_latest_in_memory(folder, nlp, rules, tmp_path, monkeypatch, cache):
     """A stream has no end. With a cache, nothing is annotated twice for it."""
     monkeypatch.setattr("thinc_torchopt.loop.teacher._MOST_IN_MEMORY", 5)
-    rules = rules_for(nlp, nlp)
     expected = Teacher(folder).predict(docs(nlp, 20), rules)
     teacher = Teacher(folder, cache=cache and tmp_path / cache)
     for _ in range(2):
@@ -85,8 +87,7 @@ def test_teacher_of_a_stream_keeps_the_latest_in_memory(folder, nlp, tmp_path, m
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xff", None])
-def test_teacher_makes_damaged_predictions_again(folder, nlp, tmp_path, damage):
-    rules = rules_for(nlp, nlp)
+def test_teacher_makes_damaged_predictions_again(folder, nlp, rules, tmp_path, damage):
     expected = Teacher(folder, cache=tmp_path).predict(docs(nlp), rules)
     [file] = tmp_path.rglob("*.jsonl")
     content = file.read_bytes()
@@ -106,9 +107,8 @@ OTHER_FORMS = {
 
 
 @pytest.mark.parametrize("kind", OTHER_FORMS)
-def test_teacher_takes_no_cache_of_another_form(folder, nlp, tmp_path, kind):
+def test_teacher_takes_no_cache_of_another_form(folder, nlp, rules, tmp_path, kind):
     """Under the right name, as of a version that forgot to count itself up."""
-    rules = rules_for(nlp, nlp)
     expected = Teacher(folder, cache=tmp_path).predict(docs(nlp), rules)
     [file] = tmp_path.rglob("*.jsonl")
     name, value = OTHER_FORMS[kind]
@@ -123,8 +123,7 @@ def test_teacher_takes_no_cache_of_another_form(folder, nlp, tmp_path, kind):
 
 
 @pytest.mark.parametrize("change", ["the form", "spaCy", "the code", "nothing"])
-def test_teacher_takes_no_cache_of_another_version(folder, nlp, tmp_path, monkeypatch, change):
-    rules = rules_for(nlp, nlp)
+def test_teacher_takes_no_cache_of_another_version(folder, nlp, rules, tmp_path, monkeypatch, change):
     code = tmp_path / "functions.py"
     code.write_text(f"import spacy\n@spacy.Language.component('test-code {change}')\ndef one(doc):\n    return doc\n")
     cli_util().import_code(code)
@@ -141,9 +140,8 @@ def test_teacher_takes_no_cache_of_another_version(folder, nlp, tmp_path, monkey
     assert all(path.name.startswith("v") for path in (tmp_path / "cache").iterdir())
 
 
-def test_teacher_reads_a_cache_that_it_may_not_change(folder, nlp, tmp_path, monkeypatch):
+def test_teacher_reads_a_cache_that_it_may_not_change(folder, nlp, rules, tmp_path, monkeypatch):
     """A damaged file stays there. What is missing can't be kept, and says so."""
-    rules = rules_for(nlp, nlp)
     expected = Teacher(folder, cache=tmp_path).predict(docs(nlp), rules)
     [file] = tmp_path.rglob("*.jsonl")
     (file.parent / "damaged.jsonl").write_bytes(b"{")

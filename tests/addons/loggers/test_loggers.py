@@ -17,7 +17,6 @@ import spacy.training.loop
 import torch
 from confection import Config
 from spacy.pipeline import Tagger
-from spacy.training.initialize import init_nlp
 from spacy.training.loggers import console_logger_v3
 from spacy_loggers.util import dict_to_dot
 from thinc.api import Adam, fix_random_seed
@@ -31,9 +30,10 @@ from thinc_torchopt.core.errors import ConfigError, TorchOptWarning
 from thinc_torchopt.loop.log_numbers import latest_info
 from thinc_torchopt.loop.run_lock import is_held
 
+from ... import runs
 from ...conftest import CONFIGS
 from ...models import toy_examples, toy_pipeline
-from ...runs import config_for
+from ...runs import SETTINGS, config_for
 from ...spacy_cli import Terminal, toy_corpus
 from ...spacy_cli import train as spacy_train
 
@@ -65,19 +65,10 @@ def train(optimizer, *makers, steps=10, eval_frequency=4, stderr=None):
         scores = nlp.evaluate(examples)
         return scores["tag_acc"], scores
 
-    options = {
-        "dropout": 0.2,
-        "accumulate_gradient": 1,
-        "patience": 0,
-        "max_steps": 0,
-        "exclude": [],
-        "annotating_components": [],
-    }
+    options = SETTINGS | {"dropout": 0.2, "eval_frequency": eval_frequency}
     data = ((i // 4, examples[(3 * i) % 12 :][:3]) for i in range(steps))
     infos = []
-    loop = spacy.training.loop.train_while_improving(
-        nlp, optimizer, data, evaluate, eval_frequency=eval_frequency, before_update=None, **options
-    )
+    loop = spacy.training.loop.train_while_improving(nlp, optimizer, data, evaluate, **options)
     for _, info, is_best in loop:
         infos.append({**info, "losses": {pipe: float(loss) for pipe, loss in info["losses"].items()}})
         for log_step, _ in started:
@@ -432,7 +423,7 @@ def test_loggers_jsonl_of_resumed_runs_in_one_file(corpus, tmp_path):
     def train(name, steps, seed=0):
         config = config_for(tmp_path / name, corpus, steps=steps, system__seed=seed)
         config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(path)}
-        spacy.training.loop.train(init_nlp(config.interpolate()), tmp_path / name, stdout=StringIO(), stderr=StringIO())
+        runs.train(config, tmp_path / name)
 
     train("a", 4)
     train("b", 2, seed=3)
@@ -516,11 +507,11 @@ def test_loggers_jsonl_tells_what_is_no_loss_and_the_dev_loss_that_rules_saw(cor
     config["training"]["logger"] = logger
     for last in (6, 10):
         config["training"]["max_steps"] = last
-        spacy.training.loop.train(init_nlp(config.interpolate()), None, stdout=StringIO(), stderr=StringIO())
+        runs.train(config)
     lines = lines_of(tmp_path / "log.jsonl")
     config["training"]["logger"]["path"] = str(tmp_path / "whole.jsonl")
     config["training"]["optimizer"]["checkpoint"]["path"] = str(tmp_path / "other")
-    spacy.training.loop.train(init_nlp(config.interpolate()), None, stdout=StringIO(), stderr=StringIO())
+    runs.train(config)
     for line, whole in zip(lines, lines_of(tmp_path / "whole.jsonl"), strict=True):
         # Differences of sums in single precision.
         assert line["losses"] == pytest.approx(whole["losses"], rel=1e-4)
