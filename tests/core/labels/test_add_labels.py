@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spacy.tokens import Doc
 from spacy.training import Example
-from thinc.api import Linear, PyTorchWrapper, chain, list2ragged, reduce_mean
+from thinc.api import Linear, Logistic, PyTorchWrapper, Softmax, chain, list2ragged, reduce_mean
 
 from thinc_torchopt import Adam, TorchOptimizer, add_labels
 from thinc_torchopt.core.algorithms.torch_classes import Adafactor, AdamW
 from thinc_torchopt.core.averages import EMA
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, GrowthWarning, PipelineError
+from thinc_torchopt.core.labels.output_layer import find_output_layer
 
 from ...forks import python
 from ...models import TOK2VEC
@@ -161,6 +162,9 @@ def test_add_labels_old_predictions_stay(case, tmp_path):
             # as much from the scores of the bag of words, which go through a softmax too.
             assert all(abs(found[label] - text[label]) < 0.1 for label in text)
             assert all(found[label] < 0.05 for label in ("NEW", "B-2"))
+    for node in nlp.get_pipe(name).model.walk():
+        if node.has_param("W") and node.get_param("W").ndim == 2:  # which sizes the weights, if they begin again
+            assert node.get_param("W").shape == (node.get_dim("nO"), node.get_dim("nI"))
     nlp.to_disk(tmp_path / "model")
     loaded = spacy.load(tmp_path / "model")
     assert list(loaded.get_pipe(name).labels) == labels and predicted(loaded) == (after, new_cats)
@@ -399,6 +403,11 @@ def with_head(head):
     examples = examples_of(nlp, 4)
     nlp.initialize(lambda: examples)
     return nlp
+
+
+def test_add_labels_looks_at_what_follows_the_output_layer():
+    found = find_output_layer(chain(Softmax(4, 3), Linear(2, 4), Logistic()))
+    assert found.is_sigmoid and not found.is_softmax
 
 
 def test_add_labels_refuses_heads_that_it_does_not_know():
