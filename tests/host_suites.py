@@ -56,16 +56,8 @@ SUITES = {
 }
 
 # The hosts' tests run under the hosts' rules: no configuration and no cache of ours, and a warning is no error.
-OPTIONS = [
-    "-c",
-    os.devnull,
-    "--rootdir",
-    str(Path(thinc.__file__).parents[1]),
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:xdist",
-]
+OPTIONS = ["-c", os.devnull, "--rootdir", str(Path(thinc.__file__).parents[1])]
+OPTIONS += ["-p", "no:cacheprovider", "-p", "no:xdist"]
 WARNINGS = ["-W", "default", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
 
 

@@ -154,6 +154,13 @@ def ready_pipeline(*args: Any, n: int = 12, sgd: Any = None, **options: Any) -> 
     return nlp, examples
 
 
+def finish_step(nlp: Language, optimizer: Any) -> None:
+    """One step for the whole pipeline, with the gradients that there are."""
+    with optimizer.joint_step():
+        for _, pipe in nlp.pipeline:
+            pipe.finish_update(optimizer)  # type: ignore[attr-defined]
+
+
 @cache
 def initialized(make: Callable[[], Language]) -> bytes:
     """A pipeline that was initialized on toy examples: to load it takes a fifth of the time."""

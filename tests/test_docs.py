@@ -30,6 +30,7 @@ from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
 from .forks import RUN_SCRIPT, Started, python
 from .models import WIDTH, pipeline_params, ready_pipeline, same
+from .registered import QUIET
 from .runs import config_for
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
 
@@ -53,17 +54,6 @@ OPTIMIZER = """[training.optimizer]
 [training.optimizer.algorithm]
 @torch_optimizers = "torch.AdamW.v1"
 
-"""
-# What docs/controller.md begins with.
-RULES = """
-controller_metrics:
-  - name: loss
-    class: Loss
-controllers:
-  - name: stop-at-loss
-    triggers: [on_step_end]
-    rule: loss["per_word"] < 0.2
-    operations: [hfcontrols.should_training_stop]
 """
 
 
@@ -241,19 +231,13 @@ def run_spacy(args, folder, monkeypatch):
         (folder / log).parent.mkdir(parents=True, exist_ok=True)
         (folder / log).write_text(LOG)
     for definition in (arg for arg in args if arg.endswith(".yaml") and not (folder / arg).exists()):
-        (folder / definition).write_text(RULES)
+        srsly.write_yaml(folder / definition, QUIET)
     # Trials are short ones here: of an option that is given twice, the last one counts.
     small = flags_of({"training.batcher.size": 40})
     steps = "4" if "--amounts" in args else "2"
     quick = ["--steps", steps, "--seeds", "1"] if args[1] in ("try", "tune") else []
-    if args[1] == "find-lr":
-        quick = [
-            "--steps",
-            "40",
-            "--max-lr",
-            "1",
-            *small,
-        ]  # above it the loss leaps: of so few points that may be chance
+    if args[1] == "find-lr":  # above a rate of 1 the loss leaps: of so few points that may be chance
+        quick = ["--steps", "40", "--max-lr", "1", *small]
     if args[1] == "tune":
         pytest.importorskip("optuna", reason="optuna is not installed")
         quick += ["--trials", "2"]

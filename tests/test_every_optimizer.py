@@ -126,7 +126,7 @@ def refused(*, when_not_contiguous=False):
 
 
 def cases(layout):
-    """By a name: what makes the optimizer."""
+    """The optimizers, each with a name."""
     settings = {"master_weights": True} if layout == "masters" else {}
     left_out = refused() | (refused(when_not_contiguous=True) if layout == "transposed" else set())
     registered = spacy.registry.torch_optimizers.get_all()
@@ -134,24 +134,15 @@ def cases(layout):
     for name, factory in registered.items():
         if name.startswith("torch.") and name not in not_here:
             for options in [{}, *OPTIONS.get(name, [])]:
-                yield (
-                    f"{name} {options}",
-                    lambda factory=factory, options=options: TorchOptimizer(factory(**options), 0.01, **settings),
-                )
+                yield f"{name} {options}", TorchOptimizer(factory(**options), 0.01, **settings)
     for name, options in THINCS.items() if layout != "masters" else ():
-        yield f"thinc-torchopt.{name}.v1", lambda name=name, options=options: getattr(drop_ins, name)(0.01, **options)
+        yield f"thinc-torchopt.{name}.v1", getattr(drop_ins, name)(0.01, **options)
     for name, made in MODULARS.items():
-        yield (
-            f"thinc-torchopt.Modular.v1 {name}",
-            lambda made=made: TorchOptimizer(create_modular(**made()), 0.01, **settings),
-        )
+        yield f"thinc-torchopt.Modular.v1 {name}", TorchOptimizer(create_modular(**made()), 0.01, **settings)
     for name in library_names():
         if name not in left_out:
             for options in [*([] if name in NOT_PLAIN else [{}]), *OPTIONS.get(name, [])]:
-                yield (
-                    f"{name} {options}",
-                    lambda name=name, options=options: TorchOptimizer(create(name, options), 0.01, **settings),
-                )
+                yield f"{name} {options}", TorchOptimizer(create(name, options), 0.01, **settings)
 
 
 class Weights(torch.nn.Module):
@@ -171,11 +162,11 @@ class Weights(torch.nn.Module):
 class Run:
     """One optimizer, and the params that it trains by random gradients."""
 
-    def __init__(self, nlp, build, layout, *, rows=6):
+    def __init__(self, nlp, optimizer, layout, *, rows=6):
         # torch's own function keeps a traceback of each call for each kind of GPU.
         numpy.random.seed(0)
         torch.default_generator.manual_seed(0)
-        self.nlp, self.layout, self.optimizer = nlp, layout, build()
+        self.nlp, self.layout, self.optimizer = nlp, layout, optimizer
         self.model = nlp.get_pipe("tagger").model = PyTorchWrapper(Weights(layout, rows)).initialize()
         self.optimizer.initialize(nlp)
 
@@ -224,8 +215,8 @@ def bits(params):
 def test_every_optimizer_goes_on_in_another_process(layouts, tmp_path):
     """One process for several layouts: to import torch's compiler takes it longer than a layout."""
     nlp, expected = tagger(), {}
-    for folder, layout, name, build in all_cases(layouts, tmp_path):
-        run = Run(nlp, build, layout)
+    for folder, layout, name, optimizer in all_cases(layouts, tmp_path):
+        run = Run(nlp, optimizer, layout)
         run.steps(0, 5)
         run.optimizer.to_disk(folder / "optimizer")
         write_folder(
@@ -249,15 +240,15 @@ def test_every_optimizer_goes_on_in_another_process(layouts, tmp_path):
 def all_cases(layouts, folder):
     """Those of some layouts, each with its folder."""
     for layout in layouts:
-        for i, (name, build) in enumerate(cases(layout)):
-            yield folder / f"{layout}-{i}", layout, name, build
+        for i, (name, optimizer) in enumerate(cases(layout)):
+            yield folder / f"{layout}-{i}", layout, name, optimizer
 
 
 def go_on(layouts, folder):
     """The other process."""
     nlp, found = tagger(), {}
-    for part, layout, name, build in all_cases(layouts, Path(folder)):
-        run, model = Run(nlp, build, layout, rows=8 if layout == "grown" else 6), read_folder(part / "model")
+    for part, layout, name, optimizer in all_cases(layouts, Path(folder)):
+        run, model = Run(nlp, optimizer, layout, rows=8 if layout == "grown" else 6), read_folder(part / "model")
         with torch.no_grad():
             for param, value in zip(run.weights, model["weights"]):
                 param.copy_(value)
@@ -288,4 +279,4 @@ def test_every_optimizer_that_cannot_be_used_is_in_the_docs():
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
 def test_every_optimizer_that_takes_no_strides_says_so_when_training_begins():
     with pytest.raises(ConfigError, match=r"'tagger/matrix' .*sgdp.* shape \(6, 4\) and strides \(1, 6\)"):
-        Run(tagger(), lambda: TorchOptimizer(create("sgdp"), 0.01), "transposed")
+        Run(tagger(), TorchOptimizer(create("sgdp"), 0.01), "transposed")

@@ -106,7 +106,7 @@ def refused(entry, argument, value, *, by_config):
     try:
         made = (entry.build if by_config else entry.call)(**{argument.name: value})
         if hasattr(made := optimizer_with(entry, made), "initialize") and entry.where != "layers":
-            Run(TAGGER(), lambda: made, "float32")
+            Run(TAGGER(), made, "float32")
     except (TorchOptError, ConfigValidationError) as error:
         # Of a section it is enough to name what stands in it.
         names = [argument.name, *(value if isinstance(value, dict) else ())]
@@ -222,7 +222,7 @@ class Steps(Run):
     """
 
     def __init__(self, optimizer):
-        super().__init__(TAGGER(), lambda: optimizer, "float32")
+        super().__init__(TAGGER(), optimizer, "float32")
         self.module = self.model.shims[0]._model
         self.module.register_buffer("seen", torch.zeros(2))
         self.module.bias = torch.nn.Parameter(torch.ones(3))
@@ -360,11 +360,10 @@ def seen_in_logger(logger):
     finalize()
     forget_latest(nlp)
     files = [
-        (str(path), len(list(event_steps(path))) if "tfevents" in path.name else path.read_text())
+        ("board", len(list(event_steps(path)))) if "tfevents" in path.name else (str(path), path.read_text())
         for path in sorted(Path().rglob("*"))
         if path.is_file()
     ]
-    files = [("board", found) if "tfevents" in name else (name, found) for name, found in files]
     return (out.getvalue(), err.getvalue() != "", files), nothing
 
 

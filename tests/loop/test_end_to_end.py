@@ -8,7 +8,6 @@ import numpy
 import pytest
 import spacy
 from confection import Config
-from spacy import util
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
@@ -80,23 +79,6 @@ def test_training_says_what_is_wrong_with_a_config(corpus, tmp_path):
     run = train("drop_in.cfg", tmp_path, corpus, check=False, training__optimizer__learn_rate=-1.0)
     assert run.returncode != 0
     assert "'learn_rate' in [training.optimizer]: expected a number of at least 0" in run.stdout + run.stderr
-
-
-def test_training_by_hand(corpus):
-    """A loop written by the user: the optimizer from the config, nlp.update with sgd."""
-    nlp = util.load_model_from_config(Config().from_disk(CONFIGS / "cnn.cfg"), auto_fill=True)
-    from ..models import toy_examples
-
-    examples = toy_examples(nlp, 72)
-    optimizer = nlp.initialize(lambda: examples)
-    assert type(optimizer).__name__ == "TorchOptimizer" and "tagger/output_layer/W" in optimizer.params
-    losses = []
-    for i in range(15):
-        losses.append(nlp.update(examples[i : i + 8], sgd=optimizer, drop=0.0)["tagger"])
-        optimizer.step_schedules()
-    assert losses[-1] < 0.8 * losses[0]
-    with nlp.use_params(optimizer.averages):
-        nlp.evaluate(examples)
 
 
 @needs_corpora

@@ -80,8 +80,9 @@ def desk(tmp_path_factory, prompt):
     return folder
 
 
-def prepare(folder, mistake):
-    """Make the files of a mistake."""
+def prepared(desk, folder, mistake, **options):
+    """A copy of the desk, with the files of a mistake."""
+    shutil.copytree(desk, folder, **options)
     text = (CONFIGS / mistake.get("base", "cnn.cfg")).read_text()
     for old, new in mistake.get("replace", {}).items():
         assert old in text
@@ -101,6 +102,7 @@ def prepare(folder, mistake):
         f"controller_metrics:\n  - name: loss\n    class: {rules['class']}\ncontrollers:\n  - name: stop\n"
         f"    triggers: {rules['triggers']}\n    rule: {rules['rule']}\n    operations: {rules['operations']}\n"
     )
+    return folder
 
 
 def answer(text):
@@ -120,8 +122,7 @@ def test_mistake_is_answered_on_one_screen(name, desk, prompt, tmp_path):
     assert set(mistake) <= KEYS
     # Checkpoints are most of what there is to copy.
     others = [name for name in ("state", "damaged") if name not in str(mistake)]
-    folder = shutil.copytree(desk, tmp_path / "desk", ignore=shutil.ignore_patterns(*others))
-    prepare(folder, mistake)
+    folder = prepared(desk, tmp_path / "desk", mistake, ignore=shutil.ignore_patterns(*others))
     before = contents(folder)
     screen = prompt.type(mistake["typed"].replace("$paths", PATHS).split(), folder)
     assert screen.status == mistake.get("status", 1), screen.text
@@ -149,8 +150,7 @@ def test_mistake_is_answered_on_one_screen(name, desk, prompt, tmp_path):
 )
 def test_mistake_in_a_process_of_its_own(name, desk, prompt, tmp_path):
     """The prompt forks; a process that begins as a user's does says the same."""
-    folder = shutil.copytree(desk, tmp_path / "desk")
-    prepare(folder, MISTAKES[name])
+    folder = prepared(desk, tmp_path / "desk", MISTAKES[name])
     arguments = MISTAKES[name]["typed"].replace("$paths", PATHS).split()
     command = [sys.executable, "-m", "spacy", *arguments]
     run = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
@@ -159,13 +159,13 @@ def test_mistake_in_a_process_of_its_own(name, desk, prompt, tmp_path):
     assert " ".join(run.stderr.split()) == " ".join(found[found.index("Error:") :].split())
 
 
-def test_mistake_with_its_traceback(desk, prompt):
+def test_mistake_with_its_traceback(desk, prompt, tmp_path):
     """For those who look for a fault in code."""
-    prepare(desk, MISTAKES["a number below its range"])
+    folder = prepared(desk, tmp_path / "desk", MISTAKES["a number below its range"])
     arguments = MISTAKES["a number below its range"]["typed"].replace("$paths", PATHS).split()
-    shown = prompt.type(arguments, desk, THINC_TORCHOPT_TRACEBACK="1")
+    shown = prompt.type(arguments, folder, THINC_TORCHOPT_TRACEBACK="1")
     assert shown.status == 1 and "Traceback" in shown.text and "ConfigError: Can't set 'grad_clip'" in shown.text
-    assert "Traceback" not in prompt.type(arguments, desk, THINC_TORCHOPT_TRACEBACK="0").text
+    assert "Traceback" not in prompt.type(arguments, folder, THINC_TORCHOPT_TRACEBACK="0").text
 
 
 THEIRS = """import spacy
@@ -184,14 +184,9 @@ def reader():
 
 def test_faults_in_code_of_the_user_are_shown_with_their_line(desk, prompt, tmp_path):
     """Also where it is spaCy that refuses what the code does: its message does not say who did it."""
-    folder = shutil.copytree(desk, tmp_path / "desk")
-    prepare(
-        folder,
-        {
-            "replace": {'[corpora.train]\n@readers = "spacy.Corpus.v1"\npath = ${paths.train}': "[corpora.train]"},
-            "config": {"corpora.train": '@readers = "mine.Reader.v1"'},
-        },
-    )
+    reader = '[corpora.train]\n@readers = "spacy.Corpus.v1"\npath = ${paths.train}'
+    changes = {"replace": {reader: "[corpora.train]"}, "config": {"corpora.train": '@readers = "mine.Reader.v1"'}}
+    folder = prepared(desk, tmp_path / "desk", changes)
     (folder / "theirs.py").write_text(THEIRS)
     for command in ("train", "torchopt find-lr"):
         shown = prompt.type(f"{command} config.cfg {PATHS} --code theirs.py".split(), folder)
@@ -204,8 +199,7 @@ def test_faults_in_code_of_the_user_are_shown_with_their_line(desk, prompt, tmp_
 
 def test_find_lr_stopped_by_hand(desk, prompt, tmp_path):
     """Ctrl-C in the middle of it: one line, no picture, and the exit status of other commands."""
-    folder = shutil.copytree(desk, tmp_path / "desk")
-    prepare(folder, {})
+    folder = prepared(desk, tmp_path / "desk", {})
     before = contents(folder)
     typed = f"torchopt find-lr config.cfg {PATHS} --steps 100000 --output lr.svg".split()
     screen = prompt.type(typed, folder, ctrl_c_at="Training at rising rates")
@@ -214,10 +208,9 @@ def test_find_lr_stopped_by_hand(desk, prompt, tmp_path):
     assert contents(folder) == before
 
 
-def test_warnings_show_no_line_of_ours(desk, prompt):
+def test_warnings_show_no_line_of_ours(desk, prompt, tmp_path):
     """A run that goes on with another config: a warning, and no source."""
-    folder = shutil.copytree(desk, desk.parent / "warned", dirs_exist_ok=True)
-    prepare(folder, {"base": "checkpoint.cfg"})
+    folder = prepared(desk, tmp_path / "desk", {"base": "checkpoint.cfg"})
     warn = "--paths.state state --training.dropout 0.25 --training.optimizer.checkpoint.on_config_change warn"
     shown = prompt.type(f"train config.cfg {PATHS} {QUICK} {warn}".split(), folder)
     assert shown.status == 0 and "Warning: Resuming although the config has changed" in shown.text
@@ -238,10 +231,9 @@ def test_nothing_is_set_outside_of_the_command_line():
 
 def test_configs_of_others_are_answered_as_before(desk, prompt, tmp_path):
     """spaCy's own optimizer: what spaCy says of it is none of our business."""
-    folder = shutil.copytree(desk, tmp_path / "desk")
     algorithm = '[training.optimizer.algorithm]\n@torch_optimizers = "torch.AdamW.v1"\nweight_decay = 0.01'
     to_spacys = {'"thinc-torchopt.TorchOptimizer.v1"': '"Adam.v1"', algorithm: "", 'clip_by = "global"': ""}
-    prepare(folder, {"replace": to_spacys})
+    folder = prepared(desk, tmp_path / "desk", {"replace": to_spacys})
     shown = prompt.type(f"train config.cfg {PATHS} --training.optimizer.learn_rte 0.1".split(), folder)
     assert shown.status == 1 and "✘ Config error for 'Adam.v1'" in shown.text and "Did you mean" not in shown.text
     shown = prompt.type(["train", "config.cfg", "--paths.train", "train.spacy", "--paths.dev", "nowhere.spacy"], folder)

@@ -25,22 +25,17 @@ from ...runs import config_for, digests, run
 RATE = {**STABLE, "decay_type": "linear"}
 
 
-def train(folder, corpus, limit, *, output=None, decay_ratio=0.2, crash_at=None, act=lambda step: None, **changes):
+def train(folder, corpus, limit, *, output=None, crash_at=None, act=lambda step: None, **changes):
     changes = {
         "steps": 0,
         "training__patience": 0,
         "training__eval_frequency": 7,
         "training__optimizer__learn_rate": RATE,
         "training__optimizer__checkpoint__keep": 2,
+        "training__optimizer__budget": {"@misc": "thinc-torchopt.Budget.v1", "limit": limit},
         **changes,
     }
-    config = config_for(folder, corpus, **changes)
-    config["training"]["optimizer"]["budget"] = {
-        "@misc": "thinc-torchopt.Budget.v1",
-        "limit": limit,
-        "decay_ratio": decay_ratio,
-    }
-    return run(config, output, crash_at=crash_at, act=act)
+    return run(config_for(folder, corpus, **changes), output, crash_at=crash_at, act=act)
 
 
 def falling(begin, steps):

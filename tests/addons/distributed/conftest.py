@@ -48,12 +48,15 @@ def ranks(tmp_path_factory):
     return found
 
 
-def variables_of_ranks(size=2):
-    """What torch's launcher sets for each rank."""
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    all_have = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return free.getsockname()[1]
+
+
+def variables_of_ranks(size=2):
+    """What torch's launcher sets for each rank."""
+    all_have = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     all_have |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     return [all_have | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 

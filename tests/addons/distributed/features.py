@@ -2,7 +2,6 @@
 
 import gc
 import time
-from timeit import default_timer
 from unittest.mock import patch
 
 import spacy
@@ -155,7 +154,6 @@ def budget_of_seconds(folder):
         now += seconds * (1 + RANK)
         return result
 
-    run.default_timer = lambda: now
     tagger = nlp.get_pipe("tagger")
     update = tagger.update
     tagger.update = lambda examples, **options: moved(1.0, update(examples, **options))
@@ -163,7 +161,7 @@ def budget_of_seconds(folder):
         learn_rate=warmup_stable_decay(0.02, 2, 5, decay_begins="when told", decay_type="linear"),
         budget=Budget("40s"),
     )
-    try:
+    with patch.object(run, "default_timer", lambda: now):
         return train(
             nlp,
             optimizer,
@@ -171,8 +169,6 @@ def budget_of_seconds(folder):
             evaluate=lambda: moved(3.0, (nlp.evaluate(pipelines.examples(nlp, 9, 5))["tag_acc"], {})),
             eval_frequency=10,
         )
-    finally:
-        run.default_timer = default_timer
 
 
 @scenario

@@ -5,6 +5,7 @@ import os
 import torch
 
 from tests.addons.distributed import pipelines
+from tests.runs import SETTINGS
 from thinc_torchopt import train_while_improving
 
 RANK = int(os.environ["RANK"])
@@ -16,29 +17,13 @@ def scenario(function):
     return function
 
 
-def train(nlp, optimizer, *, evaluate=lambda: (0.0, {}), batches=None, before_update=None, listeners=(), **settings):
+def train(nlp, optimizer, *, evaluate=lambda: (0.0, {}), batches=None, **settings):
     """spaCy's loop, without dropout. RETURNS: weights after each step; what was logged; and the
     number of cells of params whose state this rank had at the last step.
     """
     steps, infos, cells = [], [], 0
-    settings = {
-        "dropout": 0.0,
-        "eval_frequency": 100,
-        "accumulate_gradient": 1,
-        "patience": 0,
-        "max_steps": 0,
-    } | settings
-    for _, info, _ in train_while_improving(
-        nlp,
-        optimizer,
-        iter(batches or pipelines.batches(nlp)),
-        evaluate,
-        exclude=[],
-        annotating_components=[],
-        before_update=before_update,
-        listeners=listeners,
-        **settings,
-    ):
+    batches = iter(batches or pipelines.batches(nlp))
+    for _, info, _ in train_while_improving(nlp, optimizer, batches, evaluate, **SETTINGS | settings):
         steps.append(pipelines.weights(nlp))
         infos.append(
             {key: info[key] for key in ("step", "epoch", "losses", "learn_rates", "grad_norm", "words", "score")}

@@ -7,6 +7,7 @@ from thinc.api import NumpyOps
 from thinc_torchopt.addons.distributed.ranks import deal
 from thinc_torchopt.core.types import BatchSize
 
+from ...models import finish_step
 from . import pipelines
 from .test_ranks import assert_close, assert_same_on_both, grouped
 
@@ -37,9 +38,7 @@ def test_features_modular_knows_the_words_of_all(ranks):
             if part:
                 nlp.update(part, drop=0.0, sgd=False)
         optimizer.batch_size = BatchSize(sum(map(len, batch)), len(batch))
-        with optimizer.joint_step():
-            for _, pipe in nlp.pipeline:
-                pipe.finish_update(optimizer)
+        finish_step(nlp, optimizer)
         optimizer.step_schedules()
         assert_close(found, pipelines.weights(nlp))
 
@@ -120,9 +119,7 @@ def step_alone(nlp, optimizer, batch):
         for sorted_part in subdivide_batch(part, 1):
             with optimizer.training():
                 nlp.update(sorted_part, drop=0.0, sgd=False)
-    with optimizer.joint_step():
-        for _, pipe in nlp.pipeline:
-            pipe.finish_update(optimizer)
+    finish_step(nlp, optimizer)
     optimizer.step_schedules()
 
 
@@ -205,10 +202,10 @@ def test_features_bf16_is_as_in_one_process(ranks):
     assert_same_on_both(first, second)
     nlp, optimizer = pipelines.pipeline(["torch"]), pipelines.optimizer(precision="bf16", distributed=None)
     optimizer.initialize(nlp)
-    for step, (found, batch) in enumerate(zip(first["steps"], grouped(pipelines.batches(nlp)))):
+    for i, (found, batch) in enumerate(zip(first["steps"], grouped(pipelines.batches(nlp)))):
         step_alone(nlp, optimizer, batch)
         expected = pipelines.weights(nlp)
-        if step < 2:
+        if i < 2:
             assert_close(found, expected)
         together = [torch.cat([weights[name].flatten() for name in expected]) for weights in (found, expected)]
         assert (together[0] - together[1]).norm() / together[1].norm() <= 2**-8

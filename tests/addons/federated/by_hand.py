@@ -14,6 +14,7 @@ from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
 
+from ...models import finish_step
 from .pipelines import SIZES, pipeline
 
 Weights = dict[str, torch.Tensor]
@@ -62,9 +63,7 @@ class Client:
             # spaCy's loop sorts what it divides into slices, also if there is one.
             batch = sorted(batch, key=lambda example: len(example.predicted))
             self.nlp.update(batch, drop=self.dropout, sgd=False)
-            with self.optimizer.joint_step():  # one norm of all components, as in training
-                for _, component in self.nlp.pipeline:
-                    component.finish_update(self.optimizer)
+            finish_step(self.nlp, self.optimizer)  # one norm of all components, as in training
             self.optimizer.step_schedules()
         return self.weights()
 

@@ -11,7 +11,7 @@ from . import needs_flwr  # noqa: F401  isort:skip
 
 from .pipelines import pipeline, small_config
 from .test_methods import MODULAR, SCAFFOLD, with_algorithm
-from .test_rounds import Run
+from .test_rounds import Run, trained
 
 FROZEN = "ner/tok2vec/"
 # Each makes a large step of a difference in the last digit, or decays.
@@ -51,8 +51,7 @@ def test_frozen_params_stay_at_the_server(texts, tmp_path, server):
         sent.extend(reply.content["arrays"] if kind == "train" else ())
         return reply
 
-    run = Run(texts, tmp_path, config, spoil=spoil)
-    run.train()
+    run = trained(texts, tmp_path, config, spoil=spoil)
     assert moved(run, config) == set(sent) and not any(name.startswith(FROZEN) for name in sent)
 
 
@@ -60,10 +59,8 @@ def test_frozen_params_stay_at_the_server(texts, tmp_path, server):
 def test_frozen_params_that_wait_stay_until_clients_train_them(texts, tmp_path, server):
     """unfreeze_at = 3 is the first step of round 2."""
     for rounds in (1, 2):
-        (folder := tmp_path / str(rounds)).mkdir()
         config = freezing(served(server, small_config(federated__rounds=rounds)), unfreeze_at=3)
-        run = Run(texts, folder, config)
-        run.train()
+        run = trained(texts, tmp_path / str(rounds), config)
         assert any(name.startswith(FROZEN) for name in moved(run, config)) == (rounds == 2)
 
 

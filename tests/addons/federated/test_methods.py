@@ -15,7 +15,7 @@ from thinc_torchopt.core.state.files import read_folder
 
 from .by_hand import Client, average, fed_avg
 from .pipelines import SIZES, small_config
-from .test_rounds import Run, close, in_round
+from .test_rounds import Run, close, in_round, trained
 
 MODULAR = {"@torch_optimizers": "thinc-torchopt.Modular.v1"}
 # Plain steps at a small rate: differences of the last digit don't grow, as they do where Adam divides.
@@ -46,8 +46,7 @@ def test_methods_fedprox_over_the_apps_is_fedprox_by_hand(texts, tmp_path):
     """And not FedAvg: references are those of each round."""
     block = {"regularizers": {"proximal": {"@regularizers": "thinc-torchopt.FedProx.v1", "alpha": 50.0}}}
     config = with_algorithm(block, federated__rounds=3)
-    run = Run(texts, tmp_path, config)
-    run.train()
+    run = trained(texts, tmp_path, config)
 
     def begin(optimizer):
         for one in optimizer.torch_optimizers.values():

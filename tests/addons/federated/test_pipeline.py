@@ -96,20 +96,8 @@ def test_pipeline_does_not_depend_on_what_it_did_before(texts):
 
 def test_pipeline_tells_learning_rates_the_score_of_the_global_model(texts):
     """A plateau: without a better score for one evaluation, the rate falls."""
-    config = small_config(
-        {
-            "training": {
-                "optimizer": {
-                    "learn_rate": {
-                        "@schedules": "thinc-torchopt.plateau.v1",
-                        "initial_rate": 0.01,
-                        "patience": 1,
-                        "factor": 0.5,
-                    }
-                }
-            }
-        }
-    )
+    plateau = {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.01, "patience": 1, "factor": 0.5}
+    config = small_config({"training": {"optimizer": {"learn_rate": plateau}}})
     state, rates = None, []
     for round, score in enumerate((0.5, 0.4, 0.4), start=1):
         one = pipeline(texts, config=config)

@@ -25,11 +25,9 @@ def example(tmp_path):
     """Runs the example on few texts: what it printed, what the server has written, and where. No process is left."""
 
     def run(*args):
-        command = [sys.executable, EXAMPLE, "--output", tmp_path, "--texts", "60", "--methods", *args]
+        env = {**os.environ, "NO_COLOR": "1"}
         # Tests run with two workers on two cores: processes take a while.
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, timeout=900, env={**os.environ, "NO_COLOR": "1"}
-        )
+        done = subprocess.run(command(tmp_path, *args), capture_output=True, text=True, timeout=900, env=env)
         print(done.stdout)
         logs = "".join(f"\n== {log}\n{log.read_text()[-3000:]}" for log in sorted(tmp_path.glob("*/logs/*.log")))
         assert done.returncode == 0, done.stdout + done.stderr + logs
@@ -38,6 +36,10 @@ def example(tmp_path):
 
     yield run
     assert left_by(tmp_path) == []
+
+
+def command(folder, *args):
+    return list(map(str, [sys.executable, EXAMPLE, "--output", folder, "--texts", 60, "--methods", *args]))
 
 
 def read_result(folder):
@@ -92,19 +94,7 @@ def test_processes_go_on_when_the_server_is_killed(example):
 
 def test_processes_are_gone_when_the_example_is_ended(example, tmp_path):
     """By SIGTERM, in the first round. `example` sees that none of them is left. The result does not say so."""
-    command = [
-        sys.executable,
-        EXAMPLE,
-        "--output",
-        tmp_path,
-        "--texts",
-        "60",
-        "--methods",
-        "fedavg",
-        "--timeout",
-        "120",
-    ]
-    with subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command(tmp_path, "fedavg", "--timeout", 120), stdout=subprocess.DEVNULL) as process:
         end = time.monotonic() + 600
         log = tmp_path / "fedavg" / "logs" / "north.log"
         while not (log.is_file() and "begins round 1:" in log.read_text(errors="replace")):

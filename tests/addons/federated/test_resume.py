@@ -16,7 +16,7 @@ from . import needs_flwr  # noqa: F401  isort:skip
 from .pipelines import small_config
 from .server_that_dies import MOMENTS
 from .test_methods import SCAFFOLD, with_algorithm
-from .test_rounds import Run
+from .test_rounds import Run, trained
 
 ROOT = __file__.partition("/tests/")[0]
 MOMENTUM = {"momentum": {"@gradient_modules": "thinc-torchopt.Momentum.v1", "beta": 0.5}}
@@ -49,9 +49,7 @@ def essence(result):
 @pytest.fixture(scope="module")
 def unbroken(texts, tmp_path_factory):
     """A run of three rounds, in this process."""
-    run = Run(texts, tmp_path_factory.mktemp("unbroken"), config())
-    run.train()
-    return run
+    return trained(texts, tmp_path_factory.mktemp("unbroken"), config())
 
 
 def check(run, unbroken):
@@ -121,9 +119,7 @@ def test_resume_of_a_run_that_failed(texts, tmp_path):
     is_back, is_away[0] = True, False
     result = run.train()
     assert result["ended"] == "finished" and result["error"] is None
-    (tmp_path / "plain").mkdir()
-    other = Run(texts, tmp_path / "plain", plain)
-    other.train()
+    other = trained(texts, tmp_path / "plain", plain)
     assert same(run.weights(), other.weights())
 
 

@@ -26,6 +26,7 @@ class Run:
     """A run with the clients of `texts`. config: Of all. own (dict): Configs of some clients."""
 
     def __init__(self, texts, folder, config, *, own=None, spoil=lambda kind, name, reply: reply, names=SIZES):
+        folder.mkdir(exist_ok=True)
         self.output = folder / "out"
         self.texts = texts
         clients = {}
@@ -52,6 +53,12 @@ class Run:
 
     def errors(self):
         return [(kind, name) for kind, name, error in self.grid.log if error is not None]
+
+
+def trained(*args, **options):
+    run = Run(*args, **options)
+    run.train()
+    return run
 
 
 def close(found, expected, *, atol=1e-7):
@@ -102,8 +109,7 @@ def test_rounds_weigh_clients_alike_if_that_is_wanted(texts, tmp_path):
             kept[name] = {key: torch.from_numpy(one.numpy()) for key, one in reply.content["arrays"].items()}
         return reply
 
-    run = Run(texts, tmp_path, small_config(federated__rounds=1, federated__weigh_by="client"), spoil=spoil)
-    run.train()
+    run = trained(texts, tmp_path, small_config(federated__rounds=1, federated__weigh_by="client"), spoil=spoil)
     close(run.weights(), average(list(kept.values()), [1, 1]))
 
 
@@ -111,11 +117,8 @@ def test_rounds_apply_the_servers_optimizer_to_the_averaged_update(texts, tmp_pa
     """SGD at a rate of 0.5 goes half of the way; buffers and all else as the average."""
     sgd = {"algorithm": {"@torch_optimizers": "torch.SGD.v1"}, "learn_rate": 0.5}
     half = small_config({"federated": sgd}, federated__rounds=1)
-    run, plain = Run(texts, tmp_path, half), small_config(federated__rounds=1)
-    run.train()
-    (tmp_path / "plain").mkdir()
-    whole = Run(texts, tmp_path / "plain", plain)
-    whole.train()
+    run, plain = trained(texts, tmp_path, half), small_config(federated__rounds=1)
+    whole = trained(texts, tmp_path / "plain", plain)
     plain["paths"] = {"train": None, "dev": None, "labels": str(texts / "labels.json")}
     start = FederatedPipeline(plain).weights.collect()
     close(run.weights(), {name: (start[name] + value) / 2 for name, value in whole.weights().items()})
@@ -348,9 +351,7 @@ def test_rounds_with_too_few_reports_are_repeated(texts, tmp_path, caplog):
     assert "Client 'south' is left out of this round: There was no reply within 5 seconds." in caplog.text
     told = "Round 2 is not accepted: expected usable reports of at least 2 clients, found 1: north. Attempt 2 of 3"
     assert told in caplog.text
-    (tmp_path / "plain").mkdir()
-    plain = Run(texts, tmp_path / "plain", config)
-    plain.train()
+    plain = trained(texts, tmp_path / "plain", config)
     # Each client went back to where it was before: the same model to the last bit.
     assert all(torch.equal(value, plain.weights()[name]) for name, value in run.weights().items())
 
@@ -391,9 +392,7 @@ def test_rounds_with_too_few_reports_end_the_run(texts, tmp_path):
     assert "south: There was no reply within 5 seconds." in result["error"]
     assert len(asked) == 3 and result["best"] == 0
     last = run.weights()
-    (tmp_path / "plain").mkdir()
-    plain = Run(texts, tmp_path / "plain", small_config(federated__min_clients=2, federated__rounds=1))
-    plain.train()
+    plain = trained(texts, tmp_path / "plain", small_config(federated__min_clients=2, federated__rounds=1))
     assert all(torch.equal(value, last[name]) for name, value in plain.weights().items())
 
 

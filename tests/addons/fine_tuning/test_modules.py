@@ -14,7 +14,7 @@ from thinc_torchopt.addons.fine_tuning.modules import attending, checkpointing, 
 from thinc_torchopt.addons.fine_tuning.transformers import names_to_freeze, transformers_of
 from thinc_torchopt.core.errors import ConfigError, RollbackWarning, StateError
 
-from ...models import toy_examples
+from ...models import finish_step, toy_examples
 from ...peek import averages_in, params_in
 from ...runs import digests, run
 from .small_transformers import LAYERS, config_with, kind, needs  # noqa: F401
@@ -164,10 +164,9 @@ def test_frozen_layers_have_nothing(tmp_path, corpus, kind, weighting):  # noqa:
     frozen = {name for name in expected if "embeddings" in name or any(f".{i}." in name for i in (0, 1))}
     assert len(frozen) > 20 and grads.keys() == expected.keys() - frozen
     assert all(torch.equal(grads[name], expected[name]) for name in grads)
-    with optimizer.training(), optimizer.joint_step():
+    with optimizer.training():
         nlp.update(toy_examples(nlp), sgd=False)
-        for _, pipe in nlp.pipeline:
-            pipe.finish_update(optimizer)
+        finish_step(nlp, optimizer)
     params = dict(found.module.named_parameters())
     kept = {id(param) for built in optimizer.torch_optimizers.values() for param in built.state}
     averages = averages_in(optimizer)

@@ -22,7 +22,15 @@ from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
 from ...core.state.test_files import damage
 from ...forks import python
-from ...models import backprop, grads_of, mixed_model, pipeline_params, ready_pipeline, same, toy_examples, toy_pipeline
+from ...models import (
+    backprop,
+    finish_step,
+    grads_of,
+    mixed_model,
+    pipeline_params,
+    ready_pipeline,
+    same,
+)
 from ...spacy_cli import spacy_cli
 
 
@@ -32,15 +40,13 @@ class Stop(Exception):
 
 def pipeline(components=("tagger", "ner")):
     fix_random_seed(1)
-    nlp = toy_pipeline(components)
-    examples = toy_examples(nlp)
     optimizer = TorchOptimizer(
         AdamW(weight_decay=0.01),
         warmup_linear(0.01, 4, 40),
         averages=EMA(decay=0.9),
         param_groups={"embeddings": {"params": ["tok2vec/embed/*"], "unfreeze_at": 5}},
     )
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline(components, sgd=optimizer)
     return nlp, optimizer, examples
 
 
@@ -58,18 +64,11 @@ def train(folder, parts, *, stop_at=None, epochs=4, joint=False, every=3, **sett
     with Checkpoints(folder, nlp, optimizer, **settings) as checkpoints:
         checkpoints.extra = {"losses": {}, "drawn": []}
         for step, batch in checkpoints.resume(batches_of(examples, epochs)):
-            losses = checkpoints.extra["losses"]
+            nlp.update(batch, drop=0.2, losses=checkpoints.extra["losses"], sgd=False if joint else optimizer)
+            if step == stop_at:
+                raise Stop
             if joint:
-                nlp.update(batch, drop=0.2, losses=losses, sgd=False)
-                if step == stop_at:
-                    raise Stop
-                with optimizer.joint_step():
-                    for _, pipe in nlp.pipeline:
-                        pipe.finish_update(optimizer)
-            else:
-                nlp.update(batch, drop=0.2, losses=losses, sgd=optimizer)
-                if step == stop_at:
-                    raise Stop
+                finish_step(nlp, optimizer)
             optimizer.step_schedules()
             checkpoints.extra["drawn"].append((random.random(), numpy.random.rand(), float(torch.rand(1))))
             made.append(step)

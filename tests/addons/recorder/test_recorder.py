@@ -174,7 +174,7 @@ def test_recorder_without_output_is_refused_before_the_first_step(tmp_path, corp
         run(recorded(tmp_path, corpus), None)
 
 
-def fake_run(tmp_path, examples, nlp, ranks=None):
+def fake_run(tmp_path, nlp, ranks=None):
     ranks = ranks or SimpleNamespace(writes=True, size=1, gather=lambda value: [value])
     progress = SimpleNamespace(step=0, rollbacks=[])
     return SimpleNamespace(nlp=nlp, exclude=[], ranks=ranks, progress=progress, models=SimpleNamespace(folder=tmp_path))
@@ -187,11 +187,11 @@ def update(recorder, nlp, examples):
 
 def test_recorder_adds_what_all_processes_saw(tmp_path):
     nlp, examples = ready_pipeline(["tagger"])
-    other = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
+    other = RunRecorder(1000, fake_run(tmp_path, nlp))
     update(other, nlp, examples[:1])
     theirs = other._read()
     ranks = SimpleNamespace(writes=True, size=2, gather=lambda value: [value, theirs])
-    recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp, ranks))
+    recorder = RunRecorder(1000, fake_run(tmp_path, nlp, ranks))
     update(recorder, nlp, examples[1:2])
     recorder.on_step_end(None, None)
     assert {*recorder._record.units["tagger"]} == {digest(one) for one in examples[:2]}
@@ -199,7 +199,7 @@ def test_recorder_adds_what_all_processes_saw(tmp_path):
 
 def test_recorder_writes_at_evaluations_and_saves_in_one_process(tmp_path, caplog):
     nlp, examples = ready_pipeline(["tagger"])
-    recorder = RunRecorder(1000, fake := fake_run(tmp_path, examples, nlp))
+    recorder = RunRecorder(1000, fake := fake_run(tmp_path, nlp))
     update(recorder, nlp, examples)
     fake.ranks.writes = False
     recorder.on_save(None, None)
@@ -218,7 +218,7 @@ def test_recorder_writes_at_evaluations_and_saves_in_one_process(tmp_path, caplo
 
 def test_recorder_reads_a_gpu_at_last_when_enough_waits(tmp_path):
     nlp, examples = ready_pipeline(["tagger"])
-    recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
+    recorder = RunRecorder(1000, fake_run(tmp_path, nlp))
     update(recorder, nlp, examples)
     [part] = recorder._waiting
     for waiting, left in ((256, 256), (257, 0)):
@@ -229,7 +229,7 @@ def test_recorder_reads_a_gpu_at_last_when_enough_waits(tmp_path):
 
 def test_recorder_finds_the_texts_that_a_component_gets(tmp_path, caplog):
     nlp, examples = ready_pipeline(["tagger"], shared=False)
-    recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
+    recorder = RunRecorder(1000, fake_run(tmp_path, nlp))
     other = Example.from_dict(nlp.make_doc("Anna likes old London"), {"tags": ["NNP", "VBZ", "JJ", "NNP"]})
     with caplog.at_level(logging.INFO, "spacy.torchopt"), recorder.around_part(examples[:3]):
         for some in (examples[1:3], without_dropout(examples[1:2]), [other]):
@@ -244,7 +244,7 @@ def test_recorder_names_the_texts_of_a_bad_step(tmp_path, caplog, reason):
     """The three with the largest gradients, and no more of each than fits in 80 letters."""
     nlp = spacy.blank("xx")
     docs = [Doc(nlp.vocab, words=[f"{i}", *["Anna"] * 30]) for i in range(10, 15)]
-    recorder = RunRecorder(1000, fake := fake_run(tmp_path, [], nlp))
+    recorder = RunRecorder(1000, fake := fake_run(tmp_path, nlp))
     with recorder.around_part([Example(doc, doc) for doc in docs]):
         for step, name, hardness in (
             (0, "ner", [9.0, 9.0, 9.0, 9.0, 9.0]),
@@ -268,7 +268,7 @@ def test_recorder_names_the_texts_of_a_bad_step(tmp_path, caplog, reason):
 
 def test_recorder_tells_once_what_it_leaves_out(tmp_path, caplog):
     nlp, examples = ready_pipeline(["tagger", "span_finder"], shared=False)
-    recorder = RunRecorder(1000, fake_run(tmp_path, examples, nlp))
+    recorder = RunRecorder(1000, fake_run(tmp_path, nlp))
     with caplog.at_level(logging.INFO, "spacy.torchopt"):
         update(recorder, nlp, examples)
         update(recorder, nlp, examples)
