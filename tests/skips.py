@@ -28,6 +28,7 @@ REASONS = {
     "only root can|can't mount|no (network namespaces|virtual cables)": "root, on Linux",
     "Windows|no limits on Windows|this system has no fork|processes can't be forked|bash is not": "Linux",
     "root may read|interfaces are looked up|elsewhere the most memory|there is no `strip`": "Linux",
+    "this CPU has no LSTM": "a CPU with AVX-512",
     "declearn .* can't be fetched": "a network",
     "Python did not use the id again": "another attempt",
 }

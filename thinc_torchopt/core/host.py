@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -357,6 +358,18 @@ def cpu_computes_bf16() -> bool:
     if platform.machine().lower() in ("x86_64", "amd64"):
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@cache
+def cpu_has_bf16_lstm() -> bool:
+    """Whether oneDNN has an LSTM in bfloat16 for this CPU. torch emulates all other modules, and not this one."""
+    x, weights = torch.zeros(1, 1, 1), [torch.zeros(4, 1), torch.zeros(4, 1), torch.zeros(4), torch.zeros(4)]
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            torch.lstm(x, (x, x), weights, True, 1, 0.0, False, False, False)
+    except RuntimeError:
+        return False
+    return True
 
 
 def is_hooked_before_step(optimizer: torch.optim.Optimizer) -> bool:

@@ -8,6 +8,7 @@ import pickle
 import threading
 import warnings
 from collections import namedtuple
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy
@@ -301,6 +302,20 @@ def test_emulated_bf16_is_told(monkeypatch):
     optimizer = TorchOptimizer(SGD(), 0.1, precision="bf16")
     nlp, _ = pipeline(optimizer)
     with pytest.warns(PrecisionWarning, match="torch emulates it"):
+        optimizer.initialize(nlp)
+
+
+@pytest.mark.parametrize("has_lstm", [True, False])
+def test_lstm_that_torch_can_not_emulate_is_refused(has_lstm, monkeypatch):
+    monkeypatch.setattr("thinc_torchopt.core.params.precision.cpu_has_bf16_lstm", lambda: has_lstm)
+    nlp = spacy.blank("xx")
+    encoder = {"@architectures": "spacy.TorchBiLSTMEncoder.v1", "width": 8, "depth": 1, "dropout": 0.0}
+    embed = {"@architectures": "spacy.MultiHashEmbed.v2", "width": 8, "attrs": ["NORM"], "rows": [50]}
+    tok2vec = {"@architectures": "spacy.Tok2Vec.v2", "embed": embed | {"include_static_vectors": False}}
+    nlp.add_pipe("tagger", config={"model": {"tok2vec": tok2vec | {"encode": encoder}}})
+    optimizer = TorchOptimizer(SGD(), 0.1, precision="bf16")
+    nlp.initialize(lambda: toy_examples(nlp), sgd=optimizer)
+    with nullcontext() if has_lstm else pytest.raises(ConfigError, match=r"bf16.*an LSTM in 'tagger/.*Remove"):
         optimizer.initialize(nlp)
 
 

@@ -407,7 +407,7 @@ def test_readers_of_spacys_older_forms(tmp_path):
         ("text,label\ncaf\xe9,x\n".encode("latin-1"), "found a byte at 14 that is not. Save the file as UTF-8"),
         (
             lines([TEXT]) + '["a", {"entities": []}]',
-            "expected one form, found JSON objects (1 texts) and spaCy's tuples",
+            "expected one form, found JSON objects (1 text) and spaCy's tuples",
         ),
         (lines([TEXT]) + '{"text": "b', 'expected JSON in line 2, found \'{"text": "b\''),
         ("[" * 100_000, "(maximum recursion depth"),

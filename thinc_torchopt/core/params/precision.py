@@ -23,7 +23,15 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
 from ..errors import ConfigError, ConfigWarning, PrecisionWarning
-from ..host import cpu_computes_bf16, is_in_mixed_precision, is_scaling, let_scale_be_float, module_of, scaler_of
+from ..host import (
+    cpu_computes_bf16,
+    cpu_has_bf16_lstm,
+    is_in_mixed_precision,
+    is_scaling,
+    let_scale_be_float,
+    module_of,
+    scaler_of,
+)
 from ..types import Precision
 from .shims import map_tensors
 
@@ -186,8 +194,19 @@ def check_precision(precision: Precision, shims: Iterable[tuple[str, Shim]]) -> 
     mixed = [path for path, shim in of_torch.items() if is_in_mixed_precision(shim)]
     if mixed and precision == "bf16":
         raise ConfigError(_is_mixed(f" of '{mixed[0]}'"))
+    for path, shim in of_torch.items() if precision == "bf16" else ():
+        if shim.device.type == "cpu" and _has_lstm(shim) and not cpu_has_bf16_lstm():
+            raise ConfigError(
+                f"Can't set {setting}: expected a CPU with instructions for bfloat16, or a GPU, as there is an LSTM in "
+                f"'{path}', found a CPU for which torch has none. Remove the setting."
+            )
     for kind in sorted({shim.device.type for shim in of_torch.values()}):
         (_check_tf32 if precision == "tf32" else _check_bf16)(kind, setting)
+
+
+def _has_lstm(shim: PyTorchShim) -> bool:
+    module = module_of(shim)
+    return module is not None and any(isinstance(part, torch.nn.LSTM) for part in module.modules())
 
 
 def _check_tf32(kind: str, setting: str) -> None:
