@@ -708,8 +708,8 @@ class Row:
 
     @property
     def is_single(self) -> bool:
-        """Whether a difference is that of one seed."""
-        return any(len(self.seeds(arm, "best")) == 1 for arm in ("stock", "tuned"))
+        """Whether both differences are those of one seed."""
+        return all(len(self.seeds(arm, "best")) == 1 for arm in ("stock", "tuned"))
 
     def gain(self, other: str, part: str = "saved") -> Difference | None:
         """What `best` has more than another arm."""
