@@ -160,9 +160,10 @@ def filled(text: str) -> str:
 
 
 def mean_and_worst(rows: list[Row], other: str) -> str:
-    gains = {row.task: row.gain(other).mean for row in rows}
-    worst = min(gains, key=gains.__getitem__)
-    return f"{mean(gains.values()):+.1f}, {gains[worst]:+.1f} ({worst})"
+    gains = {row.task: row.gain(other) for row in rows}
+    worst = min(gains, key=lambda task: gains[task].mean)
+    named = worst + ", one seed" * (gains[worst].count == 1)
+    return f"{mean(gain.mean for gain in gains.values()):+.1f}, {gains[worst].mean:+.1f} ({named})"
 
 
 def span_of(rows: list[Row], other: str) -> str:
