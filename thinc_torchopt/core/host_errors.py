@@ -435,13 +435,12 @@ def _message_of_no_move(text: str, config: Mapping[str, Any]) -> str:
         annotating = config.get("training", {}).get("annotating_components", ())
         dividing = (*Trees.factories, *Sentences.factories, "sentencizer")
         name = next((name for name in annotating if blocks.get(name, {}).get("factory") in dividing), None)
+        why = "an entity begins with white space. Move its start to the first word. spacy debug data counts them."
         if name is not None:
             why = (
                 f"'{name}' begins a sentence within an entity, and spaCy learns none of two sentences. Remove '{name}' "
-                "from annotating_components in [training]."
+                f"from annotating_components in [training]. Or {why}"
             )
-        else:
-            why = "an entity begins with white space. Move its start to the first word. spacy debug data counts them."
         return (
             f"Can't train {names}: a text of [{corpus}] is annotated in a way that spaCy can't learn, usually because "
             f"{why}"
