@@ -1,7 +1,7 @@
 """The batches of a run: which come, what they cost, and that changed ones are noticed."""
 
 import random
-from itertools import count, groupby, islice
+from itertools import chain, count, groupby, islice
 
 import numpy
 import pytest
@@ -70,7 +70,7 @@ def test_data_stream_has_generators_of_its_own(batcher, max_epochs, n, stopped, 
     joined = []
     for epoch, drawn in groupby(islice(begin(), n * size), key=lambda one: one[0]):
         parts = [batch for _, batch in drawn]
-        joined += [(epoch, sum(parts[i : i + size], [])) for i in range(0, len(parts), size)]
+        joined += [(epoch, [*chain(*parts[i : i + size])]) for i in range(0, len(parts), size)]
     begin()
     numbers = []
     for _ in range(n):
