@@ -5,8 +5,8 @@ on.
 import io
 import json
 import logging
-import re
 import math
+import re
 
 import pytest
 import spacy
@@ -214,8 +214,9 @@ def test_controller_tells_the_console(corpus, tmp_path, caplog):
         loop.train(init_nlp(config.interpolate()), None, stdout=text, stderr=io.StringIO())
     rows = [line for line in text.getvalue().splitlines() if line.startswith(("  0", "  1"))]
     assert not rows[0].endswith("fired") and rows[1].endswith("odd fired 2 times")
-    told = ["step 1", "step 3", "step 5", "Taking [should_unfreeze] action", "Controller 'told' took lower.should_freeze"]
-    assert [re.split(" on on_| in ", text)[0] for text in caplog.messages if "step" in text] == told
+    told = [re.split(" on on_| in ", text)[0] for text in caplog.messages if "step" in text]
+    assert told[:3] == ["step 1", "step 3", "step 5"]
+    assert told[3:] == ["Taking [should_unfreeze] action", "Controller 'told' took lower.should_freeze"]
 
 
 def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):

@@ -78,6 +78,7 @@ def test_values_are_shown_in_part():
     shown = ", ".join(map(str, range(20)))
     assert repr_of(list(range(20))) == f"[{shown}]" and repr_of(list(range(21))) == f"[{shown}, ...]"
     assert "19: 0}" in repr_of(dict.fromkeys(range(20), 0)) and ", ...}" in repr_of(dict.fromkeys(range(21), 0))
-    assert plain(deep := json.loads("[" * 21 + "]" * 21)) == deep
+    deep = json.loads("[" * 21 + "]" * 21)
+    assert plain(deep) == deep
     with pytest.raises(ValueError, match="at most 20 deep"):
         plain([deep])
