@@ -59,6 +59,7 @@ def test_values_are_the_values_of_a_firing():
     ("most", "more", "reason"),
     [
         ("x" * 2_000, "x" * 2_001, "a text of 1 to 2000 characters"),
+        ("x", " ", "a text of 1 to 2000 characters"),
         ("{step:100}", "{step:101}", "a width of at most 100"),
         ("{step:.100f}", "{step:.101f}", "a width of at most 100"),
         ("{step:>3}", "{step:{n}}", "formats of Python's"),
@@ -80,5 +81,6 @@ def test_values_are_shown_in_part():
     assert "19: 0}" in repr_of(dict.fromkeys(range(20), 0)) and ", ...}" in repr_of(dict.fromkeys(range(21), 0))
     deep = json.loads("[" * 21 + "]" * 21)
     assert plain(deep) == deep
-    with pytest.raises(ValueError, match="at most 20 deep"):
-        plain([deep])
+    for deeper in ([deep], type("Endless", (), {"tolist": lambda self: [self]})()):
+        with pytest.raises(ValueError, match="at most 20 deep"):
+            plain(deeper)
