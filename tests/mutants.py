@@ -59,6 +59,10 @@ FEW = 15
 # Fields of a node.
 NO_CODE = ("annotation", "returns", "decorator_list")
 WITHIN = ("body", "args")
+# Compares docs/reference with defaults, and calls nothing.
+REFERENCE = "tests/test_reference.py"
+# pytest's status: all tests pass, there are none.
+PASSED = (0, 5)
 DEFAULTS, BODIES = ("defaults", "kw_defaults"), ("body", "orelse", "finalbody")
 
 
@@ -264,10 +268,12 @@ def words_of(mutant: Mutant) -> list[str]:
     return mutant.function.split(".") + re.findall(r"\w{7,}", line)
 
 
-def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[str]:
+def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Those of its file, and, if these pass, others: to collect them takes longer than most mutants live."""
     own = mirror_of(mutant.file)
-    others = callers(mutant, reached) if reached else near(mutant)
-    return own + [test for test in others if test.split("::")[0] not in own]
+    others = [*(callers(mutant, reached) if reached else near(mutant))]
+    others += [REFERENCE] if mutant.kind == "default" else []
+    return [part for part in (own, [test for test in others if test.split("::")[0] not in own]) if part]
 
 
 def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[str]:
@@ -352,30 +358,34 @@ def _in_fork(copy: Path, tests: Sequence[str], plugins: Sequence[Any]) -> int:
 
 
 def survives(
-    mutant: Mutant, copy: Path, tests: Sequence[str], limit: float, reached: Mapping[str, Sequence[str]] = {}
+    mutant: Mutant, copy: Path, parts: Sequence[Sequence[str]], limit: float, reached: Mapping[str, Sequence[str]] = {}
 ) -> tuple[bool, str]:
     """RETURNS (tuple): Whether all tests pass, but those that fail without it too, or take too long; and why."""
-    path, failing = copy / mutant.file, []
-    source = path.read_bytes()
+    path, why, end = copy / mutant.file, "it has no tests, or none recorded that reach it", time.monotonic() + limit
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         compiled.unlink()  # the same size in the same second: Python would take it for that of the mutant
-    while True:
-        path.write_bytes(mutant.apply(source))
-        try:
-            status, failed = run_tests(copy, [*tests, *failing], limit, [Order(mutant, reached)]) if tests else (5, [])
-        finally:
-            path.write_bytes(source)
-        if not failed or not run_tests(copy, failed, limit)[1]:
-            break
-        if failed[0] in failing:
-            sys.exit(f"Can't test mutants: {failed[0]} can't be collected, with or without one.")
-        failing += ["--deselect", failed[0]]
-    reasons = {
-        0: "all tests pass",
-        5: "it has no tests, or none recorded that reach it",
-        None: f"more than {limit:g} s",
-    }
-    return status in reasons, reasons.get(status, " ".join(failed) or f"status {status}")
+    source = path.read_bytes()
+    for tests in parts:
+        failing: list[str] = []
+        while True:
+            path.write_bytes(mutant.apply(source))
+            try:
+                left = end - time.monotonic()
+                status, failed = run_tests(copy, [*tests, *failing], left, [Order(mutant, reached)])
+            finally:
+                path.write_bytes(source)
+            if status is None:
+                return True, f"more than {limit:g} s"
+            if status in PASSED:
+                why = "all tests pass"
+                break
+            without = run_tests(copy, failed or tests, limit)
+            if not (without[1] if failed else without[0] == status):
+                return False, " ".join(failed) or f"status {status}"
+            if not failed or failed[0] in failing:
+                sys.exit(f"Can't test mutants: {failed or tests} can't be collected, with or without one.")
+            failing += ["--deselect", failed[0]]
+    return True, why
 
 
 def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:

@@ -109,7 +109,7 @@ def test_mutants_are_killed_survive_or_take_too_long_in_a_copy(project, tmp_path
     results = {}
     assert run_tests(copy, ["tests"], 60) == (1, ["tests/room/test_top.py::test_that_fails_without_a_mutant"])
     for mutant in drawn("room", 1, 100):
-        assert chosen_tests(mutant, {}) == ["tests/room/test_top.py"]
+        assert chosen_tests(mutant, {}) == [["tests/room/test_top.py"]]
         results[mutant.kind] = survives(mutant, copy, chosen_tests(mutant, {}), 10)
         assert file.read_bytes() == source == (copy / file.relative_to(project)).read_bytes()
     # 1 in place of 0 is found by no test; `return` at the start, and no `return` at the end, are.
@@ -117,7 +117,9 @@ def test_mutants_are_killed_survive_or_take_too_long_in_a_copy(project, tmp_path
     assert "test_largest" in results["early return"][1]
     endless = source.index(b"numbers:"), source.index(b":\n        best")
     slow = drawn("room", 1, 1)[0]._replace(start=endless[0], end=endless[1], new="not (numbers := [4])[1:]")
-    assert survives(slow, copy, ["tests/room/test_top.py"], 2) == (True, "more than 2 s")
+    assert survives(slow, copy, [["tests/room/test_top.py"]], 2) == (True, "more than 2 s")
+    with pytest.raises(SystemExit, match="can't be collected, with or without one"):
+        survives(slow, copy, [["tests/room/test_other.py"]], 10)
 
 
 def test_wilsons_interval():

@@ -111,7 +111,7 @@ def test_data_check_labels_that_a_sourced_component_does_not_know(component):
     [stop] = [told for told in found.notes + found.stops if "does not know" in told]
     assert bool(found.stops) is (component not in Entities.factories) is ("in the middle of the training" not in stop)
     assert f"'{component}' (sourced) does not know" in stop and "[corpora.train] has" in stop
-    assert "add_labels.v1" in stop and f"{component} = [" in stop
+    assert "To add it before" in stop and "add_labels.v1" in stop and f"{component} = [" in stop
     assert not check(nlp, train, sourced=[component], frozen=[component]).stops
     try:
         nlp.update(train.examples, sgd=nlp.resume_training())
@@ -133,6 +133,7 @@ def test_data_check_scores_of_dev(component):
     assert score == 0.0 and sum("The score is 0 at each evaluation" in note for note in found.notes) == 1
     assert any(note.startswith(f"'{component}' can't be scored") for note in found.notes)
     assert not check(nlp, corpus(nlp, GOLD), full, weights=weights).notes
+    assert not check(pipeline(component), None, full, weights=weights, is_initialized=False).notes
 
 
 @pytest.mark.parametrize("component", ["textcat", "textcat_multilabel"])
@@ -150,11 +151,13 @@ def test_data_check_names_components_that_dev_says_nothing_of():
     nlp = pipeline("tagger")
     nlp.add_pipe("ner")
     nlp.add_pipe("textcat")
+    nlp.add_pipe("merge_entities")  # a function, which has no score
     nlp.initialize(lambda: corpus(nlp, GOLD).examples)
     weights = {"tag_acc": 0.4, "ents_f": 0.3, "cats_score": 0.3}
-    for gold, names in ({}, nlp.pipe_names), ({"tags": GOLD["tags"]}, ["ner", "textcat"]):
+    for gold, names in ({}, nlp.pipe_names[:3]), ({"tags": GOLD["tags"], "spans": GOLD["spans"]}, ["ner", "textcat"]):
         notes = check(nlp, corpus(nlp, GOLD), corpus(nlp, gold, "dev"), weights=weights).notes
         assert [note.split(":")[0] for note in notes[: len(names)]] == [f"'{name}' can't be scored" for name in names]
+        assert all(note.endswith("says nothing about the training.") for note in notes[: len(names)])
         assert ["The score is 0" in note for note in notes[len(names) :]] == [True] * (not gold)
 
 
@@ -167,9 +170,11 @@ def test_data_check_span_keys():
     other = GOLD | {"spans": {"mine": GOLD["spans"]["sc"]}}
     train, dev = corpus(nlp, other), corpus(nlp, other, "dev")
     nlp.initialize(lambda: train.examples)
-    first, second = check(nlp, train, dev, weights={"spans_sc_f": 1.0}).notes
-    assert "counts spans_sc_f, which no component computes" in first and "spans_mine_f" in first
+    first, second = check(nlp, train, dev, weights=dict.fromkeys(["spans_sc_f", *"abcdef"], 1.0)).notes
+    assert "counts spans_sc_f, a, b, c, d and 2 more, which no component computes" in first and "spans_mine_f" in first
     assert "The score is 0 at each evaluation" in second
+    [only] = check(nlp, train, dev, weights=dict.fromkeys([*"abcde", "token_acc"], 1.0)).notes
+    assert "counts a, b, c, d, e, which no component computes" in only
 
 
 def test_data_check_frozen_components_that_were_never_trained():
@@ -200,11 +205,13 @@ def test_data_check_gradients_that_stop_at_a_frozen_component(frozen):
 
 
 def test_data_check_looks_further_than_the_first_texts():
-    """One text with tags, after many without."""
+    """One text with tags, after many without, or before them."""
     nlp = pipeline("tagger")
     nlp.initialize(lambda: corpus(nlp, GOLD).examples)
-    train = Corpus("corpora.train", [*corpus(nlp, {}, n=300).examples, *corpus(nlp, GOLD, n=1).examples])
-    assert not check(nlp, train).stops
+    bare, tagged = corpus(nlp, {}, n=300).examples, corpus(nlp, GOLD, n=1).examples
+    for examples in bare + tagged, tagged + bare:
+        assert check(nlp, Corpus("corpora.train", examples), weights={"tag_acc": 1.0}) == ([], [])
+        assert check(nlp, None, Corpus("corpora.dev", examples), weights={"tag_acc": 1.0}) == ([], [])
 
 
 # ---------------------------------------------------------------------- annotations that can't be learned
@@ -214,20 +221,21 @@ def named(found, words):
     return [text for text in found if words in text]
 
 
-@pytest.mark.parametrize(("sizes", "proposed"), [([1, 2, 3], 0), ([1, 2, 4], 20), ([5], 20), ([4, 5], 40)])
+@pytest.mark.parametrize(("sizes", "proposed"), [([1, 2, 3], 0), ([1, 2, 4], 450), ([5], 50), ([4, 5], 500)])
 def test_data_check_asks_the_suggester_for_the_spans(sizes, proposed):
-    """Every second text has a span of 4 tokens, the others of 5: counted by hand."""
+    """Every tenth text has two spans of 5 tokens, the others of 4, up to 500 spans: counted by hand."""
     nlp = pipeline("spancat", suggester={"@misc": "spacy.ngram_suggester.v1", "sizes": sizes})
-    examples = corpus(nlp, GOLD, n=40).examples
+    examples = corpus(nlp, GOLD, n=252).examples
     for i, example in enumerate(examples):
-        example.reference.spans["sc"] = [Span(example.reference, 0, 5 if i % 2 else 4, "X")]
+        ends = [(0, 5), (0, 5)] if i % 10 == 9 else [(0, 4), (1, 5)]
+        example.reference.spans["sc"] = [Span(example.reference, *one, "X") for one in ends]
     nlp.initialize(lambda: corpus(nlp, GOLD).examples)
     train = Corpus("corpora.train", examples)
     stops, notes = check(nlp, train)
-    assert not named(notes, "proposes") or proposed == 20
-    assert len(named(stops, "proposes none of 40 spans, so 'spancat' has nothing to learn")) == (not proposed)
-    assert len(named(notes, "proposes 20 of 40 spans: 'spancat' can find no others")) == (proposed == 20)
-    assert len(named(stops + notes, "spans have 4 to 5 tokens")) == (proposed < 40)
+    assert not named(notes, "proposes") or proposed == 50
+    assert len(named(stops, "proposes none of 500 spans, so 'spancat' has nothing to learn")) == (not proposed)
+    assert len(named(notes, "proposes 50 of 500 spans: 'spancat' can find no others")) == (proposed == 50)
+    assert len(named(stops + notes, "spans have 4 to 5 tokens")) == (proposed < 450)
 
 
 def test_data_check_leaves_a_suggester_that_needs_other_annotations():
@@ -253,23 +261,26 @@ def test_data_check_entities_with_white_space_at_their_ends(start, end, n):
     assert not named(check(nlp, train, frozen=["ner"]).notes, "white space")
 
 
-@pytest.mark.parametrize("is_other", [False, True])
-def test_data_check_tokens_of_another_tokenizer(is_other):
-    """ "An na" is one token here: both of its annotations are lost."""
-    nlp = pipeline("tagger")
-    words, spaces = (["An", "na", "ran"], [False, True, False]) if is_other else (["Anna", "ran"], None)
-    doc = Doc(nlp.vocab, words=words, spaces=spaces, tags=list("ABC")[: len(words)])
-    train = Corpus("corpora.train", [Example(nlp.make_doc(doc.text), doc)] * 40)
-    nlp.initialize(lambda: train.examples)
-    notes = named(check(nlp, train).notes, "do not line up with the tokenizer")
-    assert [note.split(" in [")[0] for note in notes] == ["40 of 120 tokens"] * is_other
+@pytest.mark.parametrize(
+    ("others", "same", "told"),
+    [(0, 40, ""), (2, 47, ""), (40, 0, "40 of 120 tokens"), (6667, 0, "3,334 of 10,002 tokens looked at")],
+)
+def test_data_check_tokens_of_another_tokenizer(others, same, told):
+    """ "An na" is one token here, whose annotations are lost. Of more than 20,000 words, every second text is read."""
+    nlp, examples = pipeline("tagger"), []
+    for n, words, spaces in (others, ["An", "na", "ran"], [False, True, False]), (same, ["Anna", "ran"], None):
+        doc = Doc(nlp.vocab, words=words, spaces=spaces, tags=list("ABC")[: len(words)])
+        examples += [Example(nlp.make_doc(doc.text), doc)] * n
+    nlp.initialize(lambda: examples[:9])
+    notes = named(check(nlp, Corpus("corpora.train", examples)).notes, "do not line up with the tokenizer")
+    assert [note.split(" in [")[0] for note in notes] == [told] * bool(told)
 
 
-@pytest.mark.parametrize(("least", "n"), [(3, 0), (11, 40)])
-def test_data_check_lemmas_that_are_too_rare(least, n):
-    """ "Anna" > "anna" and "likes" > "like" each occur 10 times."""
+@pytest.mark.parametrize(("least", "like", "n"), [(10, "like", 0), (11, "likes", 0), (11, "like", 40)])
+def test_data_check_lemmas_that_are_too_rare(least, like, n):
+    """ "Anna" > "anna" and "likes" > "like" each occur 10 times. A quarter that is too rare is not told."""
     nlp = pipeline("trainable_lemmatizer", min_tree_freq=least)
-    words, lemmas = ["Anna", "likes", "red", "x"], ["anna", "like", "red", "x"]
+    words, lemmas = ["Anna", "likes", "red", "x"], ["anna", like, "red", "x"]
     doc = Doc(nlp.vocab, words=words, lemmas=lemmas)
     train = Corpus("corpora.train", [Example(doc, doc)] * 10)
     nlp.initialize(lambda: train.examples)
@@ -326,24 +337,23 @@ def give_vectors(nlp, width):
         nlp.vocab.vectors = Vectors(strings=nlp.vocab.strings, data=numpy.ones((5, width), "f"), keys=WORDS)
 
 
-@pytest.mark.parametrize("sentences", [False, True])
+@pytest.mark.parametrize("length", [None, 1, 4])
 @pytest.mark.parametrize("most", [0, 4, 9])
-def test_data_check_counts_the_texts_that_max_length_leaves_out(tmp_path, most, sentences):
-    """As many as spaCy's reader does not read."""
+def test_data_check_counts_the_texts_that_max_length_leaves_out(tmp_path, most, length):
+    """As many as spaCy's reader does not read. length: Of sentences."""
     nlp = spacy.blank("en")
-    docs = [Doc(nlp.vocab, words=["a"] * n, sent_starts=[sentences] * n) for n in (3, 4, 4, 8)]
-    if not sentences:
-        docs = [Doc(nlp.vocab, words=["a"] * len(doc)) for doc in docs]
+    starts = [None if length is None else [i % length == 0 for i in range(n)] for n in (3, 4, 4, 8)]
+    docs = [Doc(nlp.vocab, words=["a"] * n, sent_starts=sents) for n, sents in zip((3, 4, 4, 8), starts)]
     DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
     reader = {"@readers": "spacy.Corpus.v1", "path": str(tmp_path), "max_length": most, "gold_preproc": False}
     reader |= {"limit": 0, "augmenter": None}
     config = {"training": {"train_corpus": "corpora.train", "dev_corpus": "corpora.dev"}, "corpora": {"train": reader}}
     found = [*texts_left_out(Facts(nlp, config))]
-    read = {example.text for example in SpacyCorpus(tmp_path, max_length=most)(nlp)}
-    left = 0 if sentences else sum(doc.text not in read for doc in docs)
-    assert [text.split(" are left out")[0] for text in found] == [f"{left} of the 4 texts of [corpora.train]"] * bool(
-        left
-    )
+    read = {example.text.strip() for example in SpacyCorpus(tmp_path, max_length=most)(nlp)}
+    parts = [[part.text.strip() for part in (doc, *(doc.sents if length else ()))] for doc in docs]
+    left = sum(map(read.isdisjoint, parts))
+    told = [f"{left} of the 4 texts of [corpora.train]"] * bool(left)
+    assert [text.split(" are left out")[0] for text in found] == told
     assert all(f"max_length = {most} in [corpora.train]" in text for text in found)
 
 
@@ -419,6 +429,8 @@ CORPORA = st.builds(
 @given(component=st.sampled_from([*COUNTED]), corpora=CORPORA)
 @case(component="ner", corpora=labelled([40] * 5, words=3, again=0, turned=0, both=30, n_dev=140))
 @case(component="textcat", corpora=labelled([0, 0, 0, 40, 340], words=3, again=0, turned=0, both=0, n_dev=1))
+@case(component="textcat", corpora=labelled([0, 9, 10, 0, 79], words=4, again=2, turned=2, both=2, n_dev=98))
+@case(component="textcat", corpora=labelled([10, 0, 0, 0, 89], words=4, again=1, turned=1, both=1, n_dev=99))
 def test_data_check_counts_labels_and_texts(component, corpora):
     """Each number that is told is counted once more in the pairs that the texts were made from."""
     nlp, read = pipeline(component), []
@@ -447,6 +459,7 @@ def test_data_check_counts_labels_and_texts(component, corpora):
         said = only(f"different labels: ({'|'.join(same)}) ")
         assert (said is not None) is all(both[one] for one in same)
         assert said is None or all(f"{one} {both[one]}" in said for one in same)
+        assert said is None or "in [corpora.train] and [corpora.dev]." in said
     label, most = labels.most_common(1)[0] if train else ("", 0)
     expected = f"{most} of {n} texts in [corpora.train] are {label}; a model that always says {label} has"
     said = only("always says")

@@ -1,7 +1,7 @@
 """The batches of a run: which come, what they cost, and that changed ones are noticed."""
 
 import random
-from itertools import count, islice
+from itertools import chain, count, groupby, islice
 
 import numpy
 import pytest
@@ -67,7 +67,10 @@ def test_data_stream_has_generators_of_its_own(batcher, max_epochs, n, stopped, 
     def begin():
         return own_batches() if batcher == "own" else batches(batcher, max_epochs)
 
-    plain = list(islice(begin(), n * size))
+    joined = []
+    for epoch, drawn in groupby(islice(begin(), n * size), key=lambda one: one[0]):
+        parts = [batch for _, batch in drawn]
+        joined += [(epoch, [*chain(*parts[i : i + size])]) for i in range(0, len(parts), size)]
     begin()
     numbers = []
     for _ in range(n):
@@ -82,15 +85,16 @@ def test_data_stream_has_generators_of_its_own(batcher, max_epochs, n, stopped, 
         if i + 1 == stopped:
             saved = stream.snapshot()
     assert drawn == numbers[: len(drawn)]
-    if size == 1:
-        assert ids(found) == ids(plain)
-    again = DataStream(begin(), size)
+    assert ids(found) == ids(joined[: len(found)]) and len(found) == min(n, len(joined))
+    again, other = DataStream(begin(), size), DataStream(begin(), size + 1)
     random.seed(9)
     before = random.getstate()
     again.go_on_from(saved)
     assert random.getstate() == before
     assert ids(islice(again, len(found) - saved.position)) == ids(found[saved.position :])
     assert (again.position, again.checksum) == (stream.position, stream.checksum)
+    assert again.snapshot().sizes == [(size, len(found))]
+    assert other.go_on_from(saved) and (next(other, None) is None or other.snapshot().sizes[-1] == (size + 1, 1))
 
 
 @pytest.fixture
@@ -169,6 +173,13 @@ def test_data_stream_tells_all_examples_also_of_one_epoch():
     stream = DataStream(batches(max_epochs=1))
     assert sorted(map(id, stream.all_examples())) == sorted(map(id, EXAMPLES))
     assert len(list(stream)) == 8 and stream.next_epoch is None
+    streamed = create_train_batches(NLP, lambda nlp: EXAMPLES, BATCHERS["of spaCy"], -1)
+    assert not DataStream(streamed).all_examples()
+
+
+def test_data_stream_goes_on_with_batches_that_have_begun():
+    plain, begun = list(batches(max_epochs=2)), batches(max_epochs=2)
+    assert ids([next(begun), *DataStream(begun)]) == ids(plain)
 
 
 def test_identity_of_texts_is_that_of_the_files(tmp_path):

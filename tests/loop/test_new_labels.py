@@ -141,9 +141,13 @@ def test_new_labels_that_are_declared_as_complete(old, tmp_path):
 
 
 def test_new_labels_of_a_streamed_corpus_are_those_of_its_first_texts(old, tmp_path):
-    config = config_of(old, tmp_path, None)
+    """Of 100, as where spaCy initializes with a stream."""
+    nlp, config = spacy.blank("xx"), config_of(old, tmp_path, None)
+    examples = [*examples_of(nlp, 99), *examples_of(nlp, 1, new=["NEW"]), *examples_of(nlp, 1, new=["LATE"])]
+    DocBin(docs=[example.reference for example in examples]).to_disk(tmp_path / "train.spacy")
+    config["paths"]["train"] = str(tmp_path / "train.spacy")
     config["training"] |= {"max_epochs": -1}
-    assert "NEW" in init_nlp(config.interpolate()).get_pipe("ner").labels
+    assert {"NEW", "LATE"} & {*init_nlp(config.interpolate()).get_pipe("ner").labels} == {"NEW"}
 
 
 def test_new_labels_of_a_parser_are_those_that_spacy_would_learn(old, tmp_path):

@@ -1,8 +1,19 @@
+import math
+
 import pytest
 import torch
 
 from thinc_torchopt.loop import progress
-from thinc_torchopt.loop.progress import TimeSpent
+from thinc_torchopt.loop.progress import Progress, TimeSpent
+
+
+def test_progress_ranks_evaluations():
+    """Of equal scores the first is the best."""
+    done = Progress(step=9, results=[(0.5, 0), (math.nan, 2), (0.7, 4), (0.7, 6), (0.6, 8)])
+    assert [done.ranked(until) for until in (None, 6, 5)] == [[4, 6, 8, 0], [4, 6, 0], [4, 0]]
+    assert (done.best_step, done.best_score) == (4, 0.7)
+    assert [done.is_over(patience, 0) for patience in (0, 5, 6)] == [False, True, False]
+    assert [done.is_over(0, max_steps) for max_steps in (9, 10)] == [True, False]
 
 
 def not_supported():

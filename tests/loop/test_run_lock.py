@@ -41,16 +41,18 @@ def test_run_lock_is_for_one_process(tmp_path):
             lock.acquire()
         assert "'path' in [training.optimizer.checkpoint]" in str(caught.value)
         process.communicate(b"\n")
+    files = os.listdir("/proc/self/fd")
     lock.acquire()
     lock.release()
     assert os.listdir(tmp_path) == []  # nothing was written
+    assert os.listdir("/proc/self/fd") == files
 
 
 def test_run_lock_of_a_killed_process_does_not_block(tmp_path):
     with hold(tmp_path) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert (tmp_path / "lock.json").exists()
+        (tmp_path / "lock.json").write_text((tmp_path / "lock.json").read_text() + " " * 200 + "x")
         lock = RunLock(tmp_path)
         lock.acquire()
         assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()

@@ -163,16 +163,17 @@ def texts_left_out(facts: Facts) -> Iterator[Found]:
                 continue
             with preserved_random():
                 reader = registry.resolve({"reader": dict(section.block)})["reader"]
-            texts = left = 0
+            shortest = []  # of each text, the tokens of its shortest sentence
             for doc in reader.read_docbin(facts.nlp.vocab, walk_corpus(reader.path, FILE_TYPE)):
-                texts += 1
                 sents = doc.sents if doc.has_annotation("SENT_START") else [doc]
-                left += len(doc) >= most and all(len(sent) >= most for sent in sents)
+                shortest.append(min(map(len, sents), default=0))
+            left = sum(n >= most for n in shortest)
             if left:
+                of = f"{left:,} of the {count(len(shortest), 'text')} of [{section.path}]"
                 yield (
-                    f"{left:,} of the {count(texts, 'text')} of [{section.path}] {'is' if left == 1 else 'are'} left "
-                    f"out: they have {most:,} tokens or more, and no sentences that are shorter (max_length = {most:,} "
-                    f"in [{section.path}]). Set max_length = 0, or annotate sentences."
+                    f"{of} {'is' if left == 1 else 'are'} left out: they have {most:,} tokens or more, and no "
+                    f"sentences that are shorter (max_length = {most:,} in [{section.path}]). Set max_length = 0, or "
+                    "annotate sentences."
                 )
 
 

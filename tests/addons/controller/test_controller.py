@@ -220,6 +220,9 @@ def test_controller_state_that_is_damaged_changes_nothing(break_it):
     assert json.dumps(other.state_dict()) == before
 
 
+NOTED = rule("c", "on_log", "True", "note.should_log")
+
+
 def test_controller_state_of_a_definition_that_has_changed(caplog):
     old, same = (TrainerController(define(patience=REST)) for _ in range(2))
     changed = TrainerController(define("loss['loss'] < 2.0", patience=REST))
@@ -229,6 +232,9 @@ def test_controller_state_of_a_definition_that_has_changed(caplog):
     changed.load_state_dict(old.state_dict())
     assert "because the controller definition has changed since the state was saved: controller c." in caplog.text
     assert not log(changed, 0.5, 1) and log(changed, 0.5, 2)
+    one, other = (make(NOTED, operations=[part("note", "LogControl", log_format=text)]) for text in "ab")
+    other.load_state_dict(one.state_dict())
+    assert "since the state was saved: operation note." in caplog.text
 
 
 def test_controller_state_over_a_metric_that_has_changed(caplog):

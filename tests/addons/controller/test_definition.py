@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from thinc_torchopt.addons.controller import TrainerController, trainer_controller
+from thinc_torchopt.addons.controller.definition import list_faults
+from thinc_torchopt.addons.controller.definition_file import check_size, read_file
 from thinc_torchopt.addons.controller.metrics import Metric
 from thinc_torchopt.addons.controller.operations import Operation, register_operation_handlers
 from thinc_torchopt.core.errors import ConfigError, ControllerError
@@ -123,7 +125,7 @@ def test_definition_names_that_are_none(section, name):
 
 def test_definition_may_leave_optional_parts_empty():
     """As in the framework: no patience, no settings, no metrics and operations of its own."""
-    one = rule("c", "on_log", "True", LOG, patience=None, config=None)
+    one = rule("c" * 100, "on_log", "True", LOG, patience=None, config=None)
     found = TrainerController({"controller_metrics": None, "operations": [], "controllers": [one]})
     assert [firing.step for firing in found.on_event("on_log", step=3)] == [3]
 
@@ -336,6 +338,41 @@ def test_definition_files_that_cant_be_read(name, content, reason, tmp_path):
         TrainerController(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("most", "more"),
+    [
+        ([1] * 3_999, [1] * 4_000),
+        ("x" * 100_000, ["x", "x" * 100_000]),
+        ({"x" * 99_999: "x"}, {"x" * 100_000: "x"}),
+        (json.loads("[" * 20 + "]" * 20), json.loads("[" * 21 + "]" * 21)),
+        ([1 << 1_023], [1 << 1_024]),
+    ],
+    ids=["values", "characters", "keys", "depth", "bits"],
+)
+def test_definition_size_is_limited(most, more):
+    """Just what is allowed, and one more."""
+    check_size(most, "it")
+    with pytest.raises(ControllerError, match="Can't use it: expected"):
+        check_size(more, "it")
+
+
+@pytest.mark.parametrize(
+    ("most", "more", "reason"),
+    [
+        (b" " * 99_999 + b"1", b" " * 100_000 + b"1", "more than 100,000 bytes"),
+        (b"#]" + b"[" * 100 + b"\n1", b"#]" + b"[" * 101 + b"\n1", "more than 100 open"),
+        (b"[" + b"1," * 7_999 + b"]", b"[" + b"1," * 8_000 + b"]", "more than 4,000 values"),
+    ],
+    ids=["bytes", "brackets", "nodes"],
+)
+def test_definition_files_are_limited(most, more, reason, tmp_path):
+    (tmp_path / "most.yaml").write_bytes(most)
+    (tmp_path / "more.yaml").write_bytes(more)
+    assert read_file(tmp_path / "most.yaml", "it")
+    with pytest.raises(ControllerError, match=reason):
+        read_file(tmp_path / "more.yaml", "it")
+
+
 def test_definition_that_is_no_file(tmp_path):
     with pytest.raises(ControllerError, match="No such file"):
         TrainerController(tmp_path / "no.yaml")
@@ -369,6 +406,7 @@ def test_definition_shows_twenty_faults_and_counts_the_others():
     assert first == "Can't use the controller definition: found 1,202 faults." and last == "and 1,182 more"
     assert [fault.split(": ")[0] for fault in faults] == [f"- controller_metrics[{i}].class" for i in range(20)]
     assert done.lines < 600_000, done
+    assert "more" not in list_faults(["fault"] * 20) and list_faults(["fault"] * 21).endswith("\nand 1 more")
 
 
 def test_definition_faults_are_short():

@@ -97,3 +97,58 @@ def test_functions_get_and_numbers_that_are_not_finite(text):
 def test_functions_refuse(text, reason):
     with pytest.raises(ControllerError, match=reason):
         Rule(text, ["s"]).evaluate({"s": SCORES})
+
+
+GIVEN = {"x": 3, "s": "abcd", "w": [1.0] * 10, "d": {"a": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "work"),
+    [
+        ("x > 1", 3),
+        ("s + 'ab' == s", 5 + (4 + 1) + (2 + 1) + 6 + (6 + 1) + (4 + 1)),
+        ("[[1], 'ab'] == 3", 6 + (2 + 1) + (1 + 1) + (2 + 1)),
+        ("{1, 2} == 3", 5 + (2 + 1) + (2 + 1)),
+        ("{'a': 1} == 3", 5 + (1 + 1) + (1 + 1) + (1 + 1) + (1 + 1)),
+        ("1 in w", 3 + (10 + 1)),
+        ("'a' not in d", 3 + (1 + 1)),
+        ("w[:2] == 3", 6 + 2 + (2 + 1)),
+        ("d['a'] == 3", 5 + (2 + 1)),
+        ("d['' + 'a'] == 3", 7 + (0 + 1) + (1 + 1) + 1 + (1 + 1) + (2 + 1)),
+        ("sum(w) > 1", 4 + (10 + 1)),
+        ("max([], default=s) == 3", 6 + (0 + 1) + (4 + 1) + 4 + (4 + 1)),
+        ("mean(w) > 1 or std(w) > 1", 1 + 2 * (4 + 5 * 10 + 1)),
+        ("len(w) > 1", 4),
+        ("get(d, 'a') == 3", 5 + (1 + 1) + (2 + 1)),
+    ],
+)
+def test_evaluator_counts_nodes_items_and_characters(text, work):
+    """Each node is one, and a collection its length and one more, at all depths; a result its length. Lookups and
+    lengths read little.
+    """
+    rule = Rule(text, GIVEN)
+    rule.evaluate(GIVEN)
+    assert 100_000 - rule._evaluator._work == work
+
+
+def test_evaluator_limits():
+    """Of work, of bits, of digits: just what is allowed, and one more."""
+    values = {"x": 3, "w": [0.0] * (100_000 - 5)}
+    for most, more in [
+        ("sum(w) == 0", "sum(w) + x == 3"),
+        ("1 << 1023 > x", "1 << 1024 > x"),
+        ("2 ** 512 > x", "2 ** 513 > x"),
+        ("round(x, 400) == x", "round(x, 401) == x"),
+    ]:
+        assert Rule(most, values).evaluate(values)
+        with pytest.raises(ControllerError, match=r"limit of 100000|more than 1024 bits|at most 400 digits"):
+            Rule(more, values).evaluate(values)
+
+
+@pytest.mark.parametrize(("n", "more"), [(20, ""), (21, ", ...")])
+def test_evaluator_lists_twenty_keys(n, more):
+    values = {"d": {f"{i:02}{'x' * 60}": 1 for i in range(n)}, "k": "k"}
+    keys = ", ".join(f"{i:02}{'x' * 48}" for i in range(20))
+    with pytest.raises(ControllerError) as error:
+        Rule("d[k] == 1", values).evaluate(values)
+    assert f"({keys}{more}), found 'k'" in str(error.value)

@@ -127,6 +127,8 @@ def test_eval_metrics_tell_the_best_score():
 def test_eval_metrics_min_delta(mode, scores, best):
     controller = watch("EvalMetrics", {"min_delta": 0.1, "min_delta_mode": mode}, "on_evaluate")
     assert [value(controller, "on_evaluate", scores={}, score=score) for score in scores][-1]["best_score"] == best
+    with pytest.raises(ControllerError, match="'absolute' or 'relative'"):
+        watch("EvalMetrics", {"min_delta_mode": f"{mode}ly"}, "on_evaluate")
 
 
 def test_training_state():

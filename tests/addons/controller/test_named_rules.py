@@ -88,15 +88,26 @@ def test_named_cut_on_plateau():
     found = fired(definition, scores(0.5, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6))
     assert found == [(4, "rates_down.should_cut"), (6, "rates_down.should_cut")]
     assert definition["operations"][0]["arguments"] == {"factor": 0.1, "min_rate": 1e-6, "groups": ["enc*"]}
-    usual = named("cut_on_plateau")["operations"][0]["arguments"]
-    assert usual == {"factor": 0.5, "min_rate": 0.0, "groups": ["*"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual"),
+    [
+        ("stop_early", {"of": "scores['score']", "evaluations": 5, "min_delta": 0.0, "check_finite": True}),
+        ("cut_on_plateau", {"evaluations": 3, "min_delta": 0.0, "factor": 0.5, "min_rate": 0.0, "groups": ["*"]}),
+        ("roll_back_on_spike", {"times": 3.0, "size": 50, "at_least": 0.0, "factor": 0.5, "max_firings": 3}),
+    ],
+)
+def test_named_rules_have_the_settings_of_the_docs(kind, usual):
+    assert named(kind) == named(kind, **usual)
 
 
 def test_named_roll_back_on_spike():
     found = fired(named("roll_back_on_spike", times=2, size=3), losses(*[1.0] * 3, 2.0, 2.1, 5.0, 1.0, 1.0, 9.0))
     both = ["back.should_rollback", "rates_down.should_cut"]
-    assert found == [(i, action) for i in (5, 8) for action in both] or found == [(5, one) for one in both]
-    found = fired(named("roll_back_on_spike", times=2, size=3, factor=None), losses(*[1.0] * 4, 5.0))
+    assert found == [(5, one) for one in both]
+    once = {"size": 1, "factor": None, "max_firings": 1}
+    found = fired(named("roll_back_on_spike", times=2, **once), losses(*[1.0] * 4, math.nan, 1.0, 1.0, math.nan))
     assert found == [(4, "back.should_rollback")]
 
 

@@ -10,6 +10,7 @@ import pytest
 import spacy
 import torch
 
+from thinc_torchopt.addons.controller.operations import Operation, register_operation_handlers
 from thinc_torchopt.core.errors import CheckpointWarning, ControllerError, RollbackWarning
 from thinc_torchopt.loop import run as run_module
 
@@ -63,6 +64,21 @@ def test_averages_begin_when_a_rule_says_so(event, corpus, tmp_path, monkeypatch
     # Averages are moved in float32: one rounding a step.
     assert all(torch.allclose(*pair, rtol=0.0, atol=1e-6) for pair in zip(saved, expected))
     assert not all(torch.allclose(*pair, rtol=0.0, atol=1e-4) for pair in zip(saved, seen[-1]))
+
+
+class TestAsks(Operation):
+    waits_for_update = True
+
+    def should_ask(self, *, control, **kwargs):
+        control.should_evaluate = True
+
+
+def test_operations_that_wait_for_the_update_may_ask(corpus, tmp_path):
+    register_operation_handlers([TestAsks])
+    asks = part("asks", "TestAsks")
+    rules = definition(at(2, "asks.should_ask", event="on_pre_optimizer_step"), operations=[asks])
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=5))
+    assert [step for step, info in infos.items() if info["score"] is not None] == [0, 2, 4]
 
 
 def test_rates_are_raised_up_to_a_limit(corpus, tmp_path):

@@ -106,8 +106,6 @@ def test_rules_that_hold_as_in_python(text):
         ("", "one Python expression"),
         (True, "quotes"),
         (None, "quotes"),
-        ("1" * 2001, "at most 2000 characters"),
-        ("+".join(["1"] * 600) + " > 1", "at most 500 parts"),
         (f"{10**400} > 1", "bits"),
         ("loss['loss'] @ 1 > 1", "operator MatMult is not allowed"),
     ],
@@ -116,6 +114,22 @@ def test_rules_that_hold_as_in_python(text):
 def test_rules_refused_when_read(text, reason):
     with pytest.raises(ControllerError, match=f"Can't use the rule .*{reason}"):
         Rule(text, VALUES)
+
+
+@pytest.mark.parametrize(
+    ("most", "more", "reason"),
+    [
+        (f"len('{'x' * 1_989}') > 1", f"len('{'x' * 1_990}') > 1", "at most 2000 characters, found 2001"),
+        (f"[{'1, ' * 497}] != 1", f"[{'1, ' * 498}] != 1", "at most 500 parts"),
+        ("not " * 39 + "False", "not " * 40 + "True", "at most 40 deep"),
+    ],
+    ids=["text", "nodes", "depth"],
+)
+def test_rules_limits(most, more, reason):
+    """Just what is allowed, and one more."""
+    assert Rule(most, VALUES).evaluate(VALUES)
+    with pytest.raises(ControllerError, match=reason):
+        Rule(more, VALUES)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,13 @@ def test_in_config_trains_as_a_file_does(corpus, tmp_path):
     assert firings(before | after) == firings(infos)
 
 
+@pytest.mark.parametrize("groups", [["*"], ["encoder"]])
+def test_in_config_names_groups(groups):
+    blocks = blocks_of(FILE)
+    blocks["operations"]["down"]["groups"] = groups
+    assert resolved(blocks).names_groups is (groups != ["*"])
+
+
 def test_in_config_each_run_has_its_own_metrics():
     settings = resolved(blocks_of(FILE))
     first, second = settings.build(), settings.build()

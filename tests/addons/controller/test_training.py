@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import math
+import re
 
 import pytest
 import spacy
@@ -200,14 +201,22 @@ def test_controller_that_stopped_stays_so(steps, stop_at, is_killed, corpus, tmp
 
 
 def test_controller_tells_the_console(corpus, tmp_path, caplog):
-    rules = definition(rule("odd", "on_step_end", 'state["step"] % 2 == 1', "note.should_log"), operations=[NOTE])
+    """Of a rule with a level of its own, only at that level."""
+    rules = definition(
+        rule("odd", "on_step_end", 'state["step"] % 2 == 1', "note.should_log"),
+        rule("told", "on_step_end", 'state["step"] == 5', "lower.should_freeze"),
+        rule("own", "on_step_end", 'state["step"] == 5', "lower.should_unfreeze", config={"trigger_log_level": "info"}),
+        operations=[NOTE, LOWER],
+    )
     config = config_for(tmp_path, corpus, rules, steps=5)
     text = io.StringIO()
-    with caplog.at_level(logging.WARNING, "spacy.torchopt"):
+    with caplog.at_level(logging.INFO, "spacy.torchopt"):
         loop.train(init_nlp(config.interpolate()), None, stdout=text, stderr=io.StringIO())
     rows = [line for line in text.getvalue().splitlines() if line.startswith(("  0", "  1"))]
     assert not rows[0].endswith("fired") and rows[1].endswith("odd fired 2 times")
-    assert [text for text in caplog.messages if "step" in text] == ["step 1", "step 3", "step 5"]
+    told = [re.split(" on on_| in ", text)[0] for text in caplog.messages if "step" in text]
+    assert told[:3] == ["step 1", "step 3", "step 5"]
+    assert told[3:] == ["Taking [should_unfreeze] action", "Controller 'told' took lower.should_freeze"]
 
 
 def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):

@@ -1,9 +1,12 @@
 """The values that rules look up. Oracle: a rule that can be evaluated on nothing but these gives the same."""
 
+import json
+
 import pytest
 
 from thinc_torchopt.addons.controller.rules import Rule
-from thinc_torchopt.addons.controller.values import looked_up
+from thinc_torchopt.addons.controller.values import Message, looked_up, plain, repr_of
+from thinc_torchopt.core.errors import ConfigError
 
 from .kit import LOG, LOSS, make, rule
 
@@ -50,3 +53,34 @@ def test_values_are_the_values_of_a_firing():
     a, b = make(*rules, metrics=[LOSS]).on_event("on_step_end", step=1, losses={"ner": 5.0}, batch_words=10)
     assert a.values == {"loss": {"per_word": 0.5}} and b.values == {"fired": {"a": {"times": 1}}}
     assert str(a).endswith("with {'loss': {'per_word': 0.5}}")
+
+
+@pytest.mark.parametrize(
+    ("most", "more", "reason"),
+    [
+        ("x" * 2_000, "x" * 2_001, "a text of 1 to 2000 characters"),
+        ("x", " ", "a text of 1 to 2000 characters"),
+        ("{step:100}", "{step:101}", "a width of at most 100"),
+        ("{step:.100f}", "{step:.101f}", "a width of at most 100"),
+        ("{step:>3}", "{step:{n}}", "formats of Python's"),
+        ("{loss}", "{loss.a}", "without attributes and indices"),
+        ("{n}", "{0}", "fields with a name"),
+    ],
+)
+def test_values_in_messages(most, more, reason):
+    assert Message("log_format", most).fill({}, {"step": 3})
+    with pytest.raises(ConfigError, match=f"'log_format'.*{reason}"):
+        Message("log_format", more)
+
+
+def test_values_are_shown_in_part():
+    assert Message("text", "{a}").fill({"a": "x" * 1_001}, {}) == "x" * 1_000
+    assert Message("text", "{a}" * 11).fill({"a": "x" * 1_001}, {}) == "x" * 10_000
+    shown = ", ".join(map(str, range(20)))
+    assert repr_of(list(range(20))) == f"[{shown}]" and repr_of(list(range(21))) == f"[{shown}, ...]"
+    assert "19: 0}" in repr_of(dict.fromkeys(range(20), 0)) and ", ...}" in repr_of(dict.fromkeys(range(21), 0))
+    deep = json.loads("[" * 21 + "]" * 21)
+    assert plain(deep) == deep
+    for deeper in ([deep], type("Endless", (), {"tolist": lambda self: [self]})()):
+        with pytest.raises(ValueError, match="at most 20 deep"):
+            plain(deeper)

@@ -49,7 +49,7 @@ def curve(**scores):
             [0.80, 0.82, 0.84],
             r"\+1.0 ± 0.6 points, .* not likely to help by more than 3.5 points. I",
         ),
-        ([0.80, 0.81], [0.80, 0.81], "Nothing can be said: all scores are the same."),
+        ([0.80, 0.81], [0.80, 0.81], "Nothing can be said: 75% and 100% have the same scores."),
         ([0.0, 0.0], [0.0, 0.0], "Nothing can be said: all scores are 0."),
         ([0.7], [0.8], "100% has the best score, 0.8000. One seed can't tell a difference from chance."),
         ([], [0.8], "Nothing can be said: it takes trials on 75% and on 100% of the texts."),

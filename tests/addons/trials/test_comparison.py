@@ -127,7 +127,7 @@ def test_comparison_without_spread():
         ([0.80, 0.81], [0.90, 0.911], "b is better than the config: 0.9055 against 0.8050. With 2", "chance."),
         ([0.8], [0.9], "B has the best score, 0.9000. One seed can't tell", "Try --seeds 3."),
         ([0.0, 0.0], [0.0, 0.0], "Nothing can be said: all scores are 0.", "Try more --steps."),
-        ([0.5, 0.5], [0.5, 0.5], "Nothing can be said: all scores are the same.", "to evaluate on."),
+        ([0.5, 0.5], [0.5, 0.5], "Nothing can be said: a and b have the same scores.", "to evaluate on."),
     ],
     ids=["ahead", "behind", "better", "one seed", "zero", "same"],
 )

@@ -270,8 +270,7 @@ class HistoryBasedMetric(Metric):
         source_event: Literal["on_log", "on_step_end"] = "on_log",
         exclude: list[str] = EXCLUDED,
     ):
-        SECTION.choice("source_event", source_event, ("on_log", "on_step_end"))
-        super().__init__((source_event, "on_evaluate"))
+        super().__init__((SECTION.choice("source_event", source_event, ("on_log", "on_step_end")), "on_evaluate"))
         size = -1 if window_size == -1 else SECTION.whole("window_size", window_size, at_least=1)
         if size > MAX_WINDOW:
             SECTION.refuse("window_size", f"at most {MAX_WINDOW}", window_size)
@@ -386,9 +385,8 @@ class EvalMetrics(Metric):
         min_delta_mode: Literal["absolute", "relative"] = "absolute",
     ):
         super().__init__((SECTION.choice("source_event", source_event, ("on_evaluate", "on_predict")),))
-        SECTION.choice("min_delta_mode", min_delta_mode, ("absolute", "relative"))
         self._min_delta = SECTION.number("min_delta", min_delta)
-        self._is_relative = min_delta_mode == "relative"
+        self._is_relative = SECTION.choice("min_delta_mode", min_delta_mode, ("absolute", "relative")) == "relative"
         self.memory = BestValue()
 
     def keys_with_scores(self, keys: Keys | None, scores: Collection[str]) -> Keys:

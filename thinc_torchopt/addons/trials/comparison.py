@@ -25,6 +25,7 @@ from spacy.language import Language
 from spacy.scorer import Scorer
 from spacy.training import Example
 
+from ...core.words import listed
 from ...loop.data_stream import checksums_of
 
 _LEVEL = 0.05
@@ -141,7 +142,8 @@ class Comparison:
                 "difference from chance. Try --seeds 3."
             )
         if len(set(self.means.values())) == 1 and not any(found.of_seeds for found in self.differences.values()):
-            return "Nothing can be said: all scores are the same. Try fewer --steps, or more data to evaluate on."
+            same = f"{listed(list(self.means))} have the same scores"
+            return f"Nothing can be said: {same}. Try fewer --steps, or more data to evaluate on."
         if self.winner != self.base:
             name, sentence = self.winner, sentences.better
         elif best != self.base:
