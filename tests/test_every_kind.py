@@ -11,7 +11,7 @@ from spacy.training import Example
 from spacy.util import registry
 from spacy.vocab import Vocab
 
-from thinc_torchopt.core.kinds import KINDS, Annotations, Kind, Rule, kind_in, kind_of, survey
+from thinc_torchopt.core.kinds import KINDS, Annotations, Kind, Rule, Tally, kind_in, kind_of, survey
 from thinc_torchopt.loop.filling import Filled, fill, fits, predicted_in
 
 WORDS = ["Ada", "went", "home", "."]
@@ -57,6 +57,21 @@ def test_every_trainable_factory_of_spacy_is_of_a_kind():
         if "." not in name and function.__module__.startswith("spacy.") and name not in ("nn_labeller", "lemmatizer"):
             is_trainable = callable(getattr(nlp.create_pipe(name), "get_loss", None))
             assert (name in FACTORIES) is (is_trainable and name != "tok2vec"), name
+
+
+def test_every_kind_has_its_traits():
+    of_words, trees = ["senter", "tagger", "morphologizer", "trainable_lemmatizer"], ["parser", "beam_parser"]
+    forgetting = ["ner", "beam_ner", "spancat", "spancat_singlelabel", "textcat_multilabel"]
+    traits = {
+        "is_filled": [*of_words, *trees, *forgetting, "span_finder", "textcat"],
+        "has_labels": ["tagger", "morphologizer", *trees, *forgetting, "textcat"],
+        "fills_labels": ["tagger", "morphologizer", *forgetting, "textcat"],
+        "is_of_each_word": [*of_words, *trees],
+        "is_nothing_without": ["spancat", "spancat_singlelabel", "span_finder", "textcat"],
+        "can_forget": forgetting,
+    }
+    for trait, factories in traits.items():
+        assert {name for name in FACTORIES if getattr(kind_of(name), trait)} == set(factories), trait
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -115,7 +130,7 @@ def test_every_kind_finds_the_labels_that_spacy_does(factory):
     nlp.initialize(lambda: [example] * 40)
     found = kind_in(nlp, factory).labels_in([example.reference])
     extra = {"dep", "_"} if factory in ("parser", "beam_parser", "morphologizer") else set()
-    assert set(pipe.labels) - extra == set(found) - extra
+    assert set(pipe.labels) - extra == set(found)
 
 
 @pytest.mark.parametrize("factory", FILLED)
@@ -125,11 +140,13 @@ def test_every_kind_is_filled_in_where_it_is_open(factory):
     said, bare = text(*kind.keys), text()
     assert kind.has_open(bare, ["A"]) or kind.can_forget or not kind.has_labels
     doc = fill(bare, said, [rule_of(factory, own=frozenset("AB"), taught=frozenset("AB"))], counted)
-    assert kind.read(doc) == kind.read(said) and counted.labels[factory].total() and not kind.has(bare)
+    assert kind.read(doc) == kind.read(said) and not kind.has(bare)
+    assert counted.labels[factory].total() == len(kind.in_text(said))
     assert not kind.has_open(doc, ["A", "B"])
     again = Filled()
     assert kind.read(fill(doc, said, [rule_of(factory)], again)) == kind.read(said)
     assert not again.labels[factory].total() and not again.conflicts[factory].total()
+    assert (again.texts, again.complete) == (1, kind.name not in ("entities", "spans"))  # there may be others
     empty = Doc(said.vocab, [])
     assert fill(empty, empty, [rule_of(factory)]) is empty
 
@@ -140,8 +157,8 @@ def test_every_kind_has_predictions_of_one_form(factory):
     kind, rules = kind_of(factory), [rule_of(factory)]
     doc = text(*kind.keys)
     if kind.name in ("entities", "spans"):
-        doc.set_ents([Span(doc, 3, 4, "A")])
-        doc.spans["sc"] = [Span(doc, 3, 4, "A")]
+        doc.set_ents([Span(doc, 0, 4, "A")])
+        doc.spans["sc"] = [Span(doc, 0, 4, "A")]
     said = json.loads(json.dumps(predicted_in(doc, rules)))
     assert fits(said, 4, rules) and fits(predicted_in(doc, rules), 4, rules)
     assert not any(fits(bad, 4, rules) for bad in ({}, {kind.place: 3}, {kind.place: None}))
@@ -149,7 +166,7 @@ def test_every_kind_has_predictions_of_one_form(factory):
         assert not any(fits({kind.place: {"A": bad}}, 4, rules) for bad in (math.nan, "x"))
         return
     assert not fits(said, 3, rules)
-    for bad in (None, "x", [], 9, [99, 99, "A"], [-1, 1, "A"], [-1, "A"], ["A", 3]):
+    for bad in (None, "x", [], 9, [1, 1, "A"], [-1, 1, "A"], [-1, "A"], ["A", 3]):
         if bad != "x" or kind.name not in ("tags", "lemmas"):
             assert not fits({kind.place: [*said[kind.place][:-1], bad]}, 4, rules), bad
 
@@ -188,7 +205,30 @@ def test_survey_counts_labels():
     }
     assert [kind.key for kind in found.spans] == ["sc", "other"] and len(found.kinds) == 10
     assert found.places["spans/sc"].lengths == Counter({1: 1, 2: 1})
-    assert found.places["categories"].are_exclusive
+
+
+def test_survey_counts_how_categories_go_together():
+    cats = [{"A": 1.0, "B": 0.0, "C": 0.0}, {"A": 0.0}, {"A": 1.0, "B": 1.0}, {"A": 1.0, "B": 0.5}]
+    docs = [Example.from_dict(Doc(Vocab(), WORDS), {"cats": one}).reference for one in cats]
+    found = survey(docs).places["categories"]
+    assert (found.none, found.several, found.between, found.denied) == (1, 1, 1, {"A", "B", "C"})
+    assert found.in_texts == {"A": 3, "B": 1, "C": 0} and found.names == {"A", "B", "C"}
+    assert [survey([doc]).places["categories"].are_exclusive for doc in docs] == [True, False, False, False]
+    docs[0].cats[""] = 1.0
+    assert kind_of("textcat").labels_in(docs).items() == {"A": 3, "B": 2, "C": 0}.items()
+
+
+def test_survey_lists_five_labels_of_words():
+    doc = Example.from_dict(Doc(Vocab(), list("abcdef")), {"tags": list("UVWXYZ")}).reference
+    assert [*survey([doc]).lines()] == ["Tags: U 1, V 1, W 1, X 1, Y 1 and 1 more."]
+
+
+def test_tally_shows_three_examples():
+    tally = Tally()
+    for example in ("a" * 60, "b" * 61, "", "c", "d"):
+        tally.note("Things", example)
+    tally.note("More", "")
+    assert [*tally.lines()] == [f"Things: 5 ('{'a' * 60}', '{'b' * 57}...' and 'c').", "More: 1."]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +253,10 @@ def test_survey_counts_labels():
         ("textcat", [{"cats": {"A": 1.0}}, {"cats": {"B": 1.0}}], ""),
         ("textcat_multilabel", [{"cats": {"A": 1.0, "B": 0.0}}, {"cats": {}}], ""),
         ("senter", [{}], ""),
+        ("senter", [{"sent_starts": [1, 1, -1, -1]}], ""),
+        ("trainable_lemmatizer", [{}], ""),
+        ("parser", [{}] * 28, "there are 28 words before their head and 28 after it"),
+        ("parser", [{}] * 29, ""),
     ],
 )
 def test_survey_says_what_can_not_be_learned(factory, docs, fault):

@@ -8,51 +8,15 @@ import sys
 import pytest
 from spacy.tokens import DocBin
 from spacy.util import load_config_from_str
-from thinc.api import compounding, warmup_linear
 
 from thinc_torchopt.addons.preview import explain
-from thinc_torchopt.addons.preview.lines import tell_rates
 from thinc_torchopt.core.compat import has_opacus
 from thinc_torchopt.core.ops import PipelineOps, Products, choose, products_by
-from thinc_torchopt.core.schedules.curves import inverse_sqrt, one_cycle, warmup_cosine
-from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 from thinc_torchopt.core.words import plain
 
 from ..configs import smaller
 from ..conftest import CONFIGS
 from ..spacy_cli import refusal, spacy_cli
-
-
-def first(schedule, steps):
-    return [next(schedule) for _ in range(steps + 1)]
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([0.001] * 9, "constant"),
-        ([0.0] * 9, "0 all the time: nothing is learned"),
-        (first(warmup_linear(5e-5, 250, 20000), 20000), "0, 0.00005 at step 250, 0 at step 20,000"),
-        (first(our_warmup_linear(0.002, 100, 2000), 2000), "0.00002, 0.002 at step 100, 0 at step 2,000"),
-        (
-            first(our_warmup_linear(0.002, 100, 2000), 3000),
-            "0.00002, 0.002 at step 100, 0 at step 2,000, 0 at step 3,000",
-        ),
-        (first(warmup_cosine(0.01, 0, 100), 50), "0.01, 0.005 at step 50"),
-        (first(inverse_sqrt(0.001, 10), 1000), "0, 0.001 at step 10, 0.0001 at step 1,000"),
-        (first(one_cycle(1.0, 101), 100), "0.04, 1 at step 30, 0.000004 at step 100"),
-        (first(compounding(1.0, 1.21, 1.1), 10), "1, 1.21 at step 2, 1.21 at step 10"),
-        ([0.1, 0.1, 0.1, 0.2, 0.2, 0.2], "0.1, 0.1 at step 2, 0.2 at step 3, 0.2 at step 5"),
-        ([0.1, 0.3] * 10, "0.1..0.3, 18 turns: spacy torchopt schedule"),
-    ],
-    ids=["constant", "zero", "thinc", "ours", "over", "cosine", "sqrt", "cycle", "compounding", "jump", "many"],
-)
-def test_explain_tells_rates(values, words):
-    assert tell_rates(values) == words
-
-
-def test_explain_tells_rates_that_begin_later():
-    assert tell_rates([0.5, 0.5, 0.25, 0.0], 100) == "0.5, 0.5 at step 101, 0 at step 103"
 
 
 def test_explain_numbers():

@@ -2,10 +2,8 @@
 meant.
 """
 
-import difflib
 import math
 import os
-import re
 import stat
 from collections import Counter
 from functools import partial
@@ -24,16 +22,14 @@ from spacy.pipeline.tok2vec import DEFAULT_TOK2VEC_MODEL, Tok2Vec
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
 from spacy.training.initialize import init_nlp
-from spacy.training.loop import create_train_batches
 from spacy.util import load_model_from_config
 from thinc.api import Optimizer
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.fine_tuning import transformers_of
-from thinc_torchopt.addons.recipes.config_text import ConfigText, with_settings
-from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, MOST_EPOCHS, find_end, words_of_batches
-from thinc_torchopt.addons.recipes.recipes import Recipe, _by_pieces
-from thinc_torchopt.addons.recipes.rewrite import not_written, rewrite, with_fast_products, with_log
+from thinc_torchopt.addons.recipes.corpora import MOST_EPOCHS, find_end
+from thinc_torchopt.addons.recipes.recipes import Recipe
+from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products
 from thinc_torchopt.core.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON
@@ -191,51 +187,6 @@ def test_init_leaves_all_else_as_it_was(recipe, ending, tmp_path):
     assert new.endswith(f"# The end.{ending}[initialize]{ending}vectors = null{ending}")
 
 
-def test_init_drop_in_changes_one_word(tmp_path):
-    _, new = run(OWN, "drop-in", tmp_path)
-    changed = [line for line in difflib.ndiff(OWN.splitlines(), new.splitlines()) if line[0] in "+-"]
-    assert [line for line in changed if line[0] == "-"] == ['- @optimizers = "Adam.v1"']
-    assert '+ @optimizers = "thinc-torchopt.Adam.v1"' in changed
-    # One already; and what is overridden is not written.
-    short = with_optimizer('[training.optimizer]\n@optimizers = "thinc-torchopt.Adam.v1"\nlearn_rate = 0.1\n\n')
-    assert run(short, "drop-in", tmp_path, **{"training.optimizer.L2": 0.5})[1] == short
-
-
-@pytest.mark.parametrize("whole", [False, True], ids=["settings", "headers too"])
-@pytest.mark.parametrize("recipe", [None, *KEEPING], ids=str)
-def test_init_keeps_the_indentation(recipe, whole, tmp_path):
-    """A setting with less white space before it would take those below as a part of it."""
-
-    def change(text):
-        new = with_settings(text, {"training.dropout": 0.3, "training.optimizer.new.value": 1})
-        return new if recipe is None else rewrite(text, tmp_path / "c.cfg", recipe, {})[1]
-
-    lines = OWN.splitlines(keepends=True)
-    indented = "".join(f"  {line}" if line.strip() and (whole or line[0] != "[") else line for line in lines)
-    found, expected = (Config().from_str(change(text), interpolate=False) for text in (indented, OWN))
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", "\n[other]\na = 1"),
-        ("[other]\na = 1\n\n", "\n# the end"),
-        ("[other]\na =\n    1\n\n    2\n\n# comment\n", "\n\n\n# of b\n[b]\nc = 1\n"),
-    ],
-    ids=["first", "last", "between"],
-)
-def test_init_config_text_round_trip(before, after):
-    text = f"{before}[training.optimizer]\n# one\na = 1\n\n# two\nb =\n  1,\n\n  2\n# tail\n{after}"
-    assert str(ConfigText(text, "training.optimizer")) == text
-    changed = ConfigText(text, "training.optimizer")
-    changed.section.put("a", 2)
-    changed.section.section("new").put("c", None)
-    new = str(changed)
-    assert outside(new) == outside(text)
-    assert "# one\na = 2\n" in new and "b =\n  1,\n\n  2\n" in new and "[training.optimizer.new]\nc = null" in new
-
-
 def test_init_adds_the_section_and_those_above_it(tmp_path):
     for block in ("", "[training.optimizer]\n"):
         text = with_optimizer(block)
@@ -356,30 +307,7 @@ def test_init_drop_in_trains_as_thinc(tmp_path):
             assert difference.max() < 1e-3 and numpy.quantile(difference, 0.999) < 1e-5
 
 
-def test_init_says_where_L2_means_something_else(tmp_path):
-    block = '[training.optimizer]\n@optimizers = "{}"\nlearn_rate = 0.1\nL2 = 0.1\nL2_is_weight_decay = {}\n\n'
-    draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "fine-tune", tmp_path)
-    assert "L2 = 0.1 was a part of the gradients" in " ".join(draft.warnings) and decay_of(resolved(new)) == 0.1
-    draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "robust", tmp_path)
-    assert "the data comes in another order" in " ".join(draft.changes)
-    assert block_of(new)["algorithm"]["@torch_optimizers"] == "torch.Adam.v1" and not draft.warnings
-    draft, new = run(with_optimizer(block.format("SGD.v1", "true")), "fine-tune", tmp_path)
-    assert "learn_rate was chosen for SGD" in " ".join(draft.warnings)
-    draft, new = run(with_optimizer(block.format("RAdam.v1", "true")), "robust", tmp_path)
-    assert block_of(new)["algorithm"] == {
-        "@torch_optimizers": "torch.RAdam.v1",
-        "betas": [0.9, 0.999],
-        "eps": 1e-08,
-        "weight_decay": 0.1,
-        "decoupled_weight_decay": True,
-    }
-
-
 # ---------------------------------------------------------------------- fine-tune
-
-
-def fine_tuned(text, tmp_path):
-    return block_of(run(text, "fine-tune", tmp_path)[1])
 
 
 class Transformer(Tok2Vec):
@@ -392,52 +320,6 @@ def make_transformer(nlp, name, model):
 
 
 ENCODED = with_optimizer("{}").replace('factory = "tok2vec"', 'factory = "test-init-transformer"')
-
-
-def test_init_fine_tune_with_a_transformer(tmp_path):
-    small = '[training.optimizer]\n@optimizers = "Adam.v1"\n\n[training.optimizer.learn_rate]\n@schedules = '
-    small += '"warmup_linear.v1"\ninitial_rate = 0.00004\nwarmup_steps = 10\ntotal_steps = 100\n\n'
-    block = fine_tuned(ENCODED.replace("{}", small), tmp_path)
-    told = block["param_groups"]
-    assert told == {"heads": {"params": ["tagger/*"], "lr_scale": 25.0}, "encoder": {"params": ["tok2vec/*"]}}
-    assert block["layer_decay"] == {"tok2vec/*": 0.9} and block["skip_decay"] == "bias_and_norm"
-    assert block["learn_rate"]["initial_rate"] == 0.00004
-    # With a rate for what is new it is the transformer's that is another.
-    usual = ENCODED.replace("{}", '[training.optimizer]\n@optimizers = "Adam.v1"\nlearn_rate = 0.002\n\n')
-    block = fine_tuned(usual, tmp_path)
-    assert block["param_groups"] == {"encoder": {"params": ["tok2vec/*"], "lr_scale": 0.025}}
-    schedule = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.002}
-    assert block["learn_rate"] == schedule | {"warmup_steps": 3}  # a tenth of the training
-    usual = usual.replace("max_steps = 30", 'max_steps = 30\nfrozen_components = ["tok2vec"]')
-    block = fine_tuned(usual, tmp_path)
-    assert "param_groups" not in block and block["learn_rate"] == 0.002
-
-
-def test_init_fine_tune_with_static_vectors(tmp_path):
-    own = (
-        '[components.tok2vec.model]\n@architectures = "spacy.HashEmbedCNN.v2"\npretrained_vectors = true\nwidth = '
-        "96\ndepth = 1\n"
-    )
-    own += "embed_size = 200\nwindow_size = 1\nmaxout_pieces = 3\nsubword_features = true\n\n"
-    text = OWN.replace("[components.tagger]", f"{own}[components.tagger]")
-    block = fine_tuned(text, tmp_path)
-    assert block["param_groups"] == {"static_vectors": {"params": ["tok2vec/*static_vectors/*"], "lr_scale": 0.1}}
-
-
-def test_init_fine_tune_with_what_was_trained_before(tmp_path):
-    nlp = load_model_from_config(Config().from_str(OWN), auto_fill=True)
-    nlp.initialize(lambda: toy_examples(nlp))
-    nlp.to_disk(model := tmp_path / "model")
-    text = OWN.replace('[components.tok2vec]\nfactory = "tok2vec"', f'[components.tok2vec]\nsource = "{model}"')
-    pretrained = OWN.replace("vectors = null", 'vectors = null\ninit_tok2vec = "model99.bin"')
-    for changed in (text, pretrained):
-        groups = fine_tuned(changed, tmp_path)["param_groups"]
-        assert groups == {"trained": {"params": ["tok2vec/*"], "lr_scale": 0.1}}
-
-
-def test_init_fine_tune_with_nothing_trained_before(tmp_path):
-    draft, new = run(OWN, "fine-tune", tmp_path)
-    assert "param_groups" not in new and "Nothing that learns here was trained before" in " ".join(draft.warnings)
 
 
 # ---------------------------------------------------------------------- a config that has ours
@@ -472,20 +354,6 @@ def test_init_keeps_the_algorithms_of_blocks(tmp_path):
     assert block_of(new)["param_groups"] == block_of(text)["param_groups"]
     said = "[training.optimizer.param_groups.embeddings_and_heads] keeps its own algorithm, torch.AdamW.v1."
     assert said in draft.changes
-
-
-def test_init_says_what_is_lost_of_ours(tmp_path):
-    text = with_optimizer(
-        '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\nlearn_rate = 0.1\n\n'
-        '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n# much\nmomentum = 0.9\nweight_decay = '
-        "0.5\n\n"
-    )
-    draft, new = run(text, "fine-tune", tmp_path)
-    assert block_of(new)["algorithm"] == {"@torch_optimizers": "torch.AdamW.v1", "weight_decay": 0.5}
-    assert draft.warnings[0] == (
-        "'momentum' of torch.SGD.v1 in [training.optimizer.algorithm] was removed: torch.AdamW.v1 does not have it."
-    )
-    assert "# much" in new
 
 
 # ---------------------------------------------------------------------- what goes wrong
@@ -680,53 +548,6 @@ def test_init_best_sets_rate_and_end(tmp_path):
     assert found == {"@torch_optimizers": "torch.AdamW.v1", "betas": [0.8, 0.99], "eps": 1e-08, "weight_decay": 0.02}
 
 
-def test_init_best_replaces_other_averages(tmp_path):
-    text = OWN.replace("# use_averages = true", "use_averages = true")
-    assert resolved(run(text, "best", tmp_path)[1])
-    swa = '# of ours\n[training.optimizer.averages]\n@misc = "thinc-torchopt.SWA.v1"\nstart_step = 10\n\n# The end.'
-    text = run(OWN, "fine-tune", tmp_path)[1].replace("# The end.", swa)
-    _, new = run(text, "best", tmp_path)
-    assert block_of(new)["averages"] == block_of(run(OWN, "best", tmp_path)[1])["averages"] and "# of ours" in new
-
-
-def test_init_best_takes_the_place_of_a_budget(tmp_path):
-    paths = {f"paths.{part}": str(path) for part, path in toy_corpus(tmp_path).items() if part != "raw_text"}
-    text = (CONFIGS / "budget.cfg").read_text()
-    draft, new = rewrite(text, CONFIGS / "budget.cfg", Recipe.best, paths)
-    assert "budget" not in Config().from_str(new)["training"]["optimizer"]
-    assert "budget: removed. max_steps ends the training." in draft.changes
-
-
-def test_init_best_leaves_the_rest(tmp_path):
-    _, new = run(OWN, "best", tmp_path)
-    before, after = given(OWN), given(new)
-    for config in (before, after):
-        for key in ("max_steps", "max_epochs", "patience", "eval_frequency"):
-            config["training"].pop(key, None)
-    assert before == after
-    for comment in (line for line in OWN.splitlines() if line.startswith(("#", ";"))):
-        assert comment in new.splitlines(), comment
-
-
-@pytest.mark.parametrize("size", [40, 300, {"@schedules": "compounding.v1", "start": 20, "stop": 200, "compound": 1.1}])
-def test_init_best_counts_epochs_as_spacy_does(size, tmp_path):
-    """spaCy's own batches of so many epochs. All texts are equally long: it shuffles from the second epoch on."""
-    path, nlp = texts_in(tmp_path, words=TEN[:5], n=60)
-    batcher = {"@batchers": "spacy.batch_by_words.v1", "size": size, "tolerance": 0.2, "discard_oversize": False}
-    read, theirs, ours = (
-        spacy.registry.resolve(
-            {
-                "corpus": {"@readers": "spacy.Corpus.v1", "path": path, **CORPUS},
-                "batcher": {**batcher, "get_length": None},
-            }
-        )[key]
-        for key in ("corpus", "batcher", "batcher")
-    )
-    batches = create_train_batches(nlp, read, theirs, max_epochs=EPOCHS)
-    expected = [sum(len(example) for example in batch) for _, batch in batches]
-    assert list(words_of_batches(ours, list(read(nlp)), EPOCHS)) == expected
-
-
 def best_for(factory, spans, folder):
     """The config's text, the learning rate and the words of `init` for 100 texts of 10 words with so many spans."""
     path, _ = texts_in(folder, partial(put_spans, spans=spans))
@@ -744,34 +565,6 @@ def test_init_best_shows_rare_spans_often_enough(spans, tmp_path, monkeypatch):
     assert end.words == 20 and end.spans == pytest.approx(spans / 50)
     assert (f"(more than 5, as {spans:,} spans are few)" in end.reason) is (spans < 400)
     assert spans * epochs >= 2_000 or epochs == MOST_EPOCHS
-
-
-def test_init_best_has_a_lower_rate_for_rare_spans(tmp_path):
-    """By the square root of the spans in a batch, as by that of its words; and only where sigmoids are trained."""
-    (_, usual, _), (_, some, told), (_, least, _) = (best_for("spancat", spans, tmp_path) for spans in (100, 20, 1))
-    words, of_spans = map(float, re.search(r"about (\d+) words with ([\d.]+) annotated spans", told).groups())
-    assert of_spans == pytest.approx(words * 20 / 1_000, abs=0.05)  # told with one decimal; rates have two digits
-    assert usual == pytest.approx(0.002 * (words / 400) ** 0.5, rel=0.03)
-    assert some == pytest.approx(0.002 * (of_spans / 18) ** 0.5, rel=0.03) and least == 0.001
-    for other in ("ner", "spancat_singlelabel"):
-        _, rate, told = best_for(other, 1, tmp_path)
-        assert rate == usual and "annotated spans" not in told
-
-
-@pytest.mark.parametrize(
-    ("counts", "frozen", "spans"),
-    [((300, 20), [], 20), ((300, 0), [], 300), ((300, 20), ["rare"], 300), ((0, 0), [], math.inf)],
-)
-def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, spans, tmp_path):
-    """Of those that are trained, and have spans to learn from."""
-    path, nlp = texts_in(tmp_path, lambda i, doc: [put_spans(i, doc, n, key) for key, n in zip(("sc", "rare"), counts)])
-    nlp.add_pipe("spancat")
-    nlp.add_pipe("spancat", "rare", config={"spans_key": "rare"})
-    nlp.config["corpora"]["train"]["path"] = path
-    nlp.config["training"]["frozen_components"] = frozen
-    end = find_end(nlp, 20)
-    assert end.spans == pytest.approx(spans / 50)
-    assert ("spans are few" in end.reason) is math.isfinite(spans)
 
 
 @pytest.mark.parametrize(
@@ -818,15 +611,6 @@ def test_init_best_trains_each_component_long_enough(tagged, steps, tmp_path):
     assert newer == new and "param_groups: kept" in " ".join(again.changes)
 
 
-@pytest.mark.parametrize("factory", ["spancat", "span_finder"])
-def test_init_best_counts_texts_without_spans(factory, tmp_path):
-    """They tell that there are none: they are learned from."""
-    path, nlp = texts_in(tmp_path, lambda i, doc: put_spans(i, doc, 10) if i < 10 else None)
-    nlp.add_pipe(factory)
-    nlp.config["paths"]["train"] = path
-    assert find_end(nlp, 400).steps == LEAST
-
-
 def test_init_best_gives_a_trained_bag_of_words_one_rate(tmp_path):
     """It learns slowly, as all that was trained before, and not at the rate for new ones."""
     path, blank = texts_in(tmp_path, partial(put_categories, tagged=100))
@@ -844,15 +628,6 @@ def test_init_best_gives_a_trained_bag_of_words_one_rate(tmp_path):
     assert params == {"bags": ["textcat_multilabel/*"], "trained": ["textcat/*"]}
     peak = block["learn_rate"]["initial_rate"]
     assert f"New components (tok2vec/*, tagger/*): up to {peak:.3g}, which is learn_rate." in told
-
-
-def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
-    few = Config().from_str(run(OWN, "best", tmp_path)[1])["training"]
-    assert few["max_steps"] == LEAST
-    monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.MOST", 7)
-    monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.LEAST", 1)
-    draft, new = run(OWN, "best", tmp_path)
-    assert Config().from_str(new)["training"]["max_steps"] == 7 and "the maximum is 7" in " ".join(draft.changes)
 
 
 @pytest.mark.parametrize(
@@ -887,23 +662,6 @@ def test_init_best_says_what_to_do_with_a_stream(tmp_path):
         "warmup_ratio": 0.1,
     }
     assert resolved(config.to_str()).spans_training
-
-
-def test_init_best_by_kind_of_pipeline(tmp_path):
-    """And by the words of a batch, but for bags of words: four times as many, twice the rate."""
-    peaks = {}
-    for pipeline, what in (("textcat", "bags of words"), ("tagger", "from scratch")):
-        for size in (100, 400):
-            config = spacys(lang="en", pipeline=[pipeline])
-            config["training"]["batcher"] = {"@batchers": "spacy.batch_by_words.v1", "size": size, "tolerance": 0.0}
-            config["training"]["batcher"] |= {"discard_oversize": False, "get_length": None}
-            draft, new = run(config.to_str(), "best", tmp_path)
-            assert what in " ".join(draft.changes)
-            peaks[pipeline, size] = block_of(new)["learn_rate"]["initial_rate"]
-    # Batches are no sharp measure: the last of an epoch has what is left. Rates are written to two digits.
-    assert peaks["tagger", 400] / peaks["tagger", 100] == pytest.approx(2.0, rel=0.15)
-    assert peaks["tagger", 400] == pytest.approx(0.002, rel=0.15)  # as measured
-    assert peaks["textcat", 100] == peaks["textcat", 400] == 0.003
 
 
 COMPOUNDING = {"@schedules": "compounding.v1", "start": 100, "stop": 1000, "compound": 1.001, "t": 0.0}
@@ -961,22 +719,6 @@ def test_init_best_where_batches_are_a_variable(tmp_path):
     assert [line for line in draft.warnings if "batcher is a variable" in line and "size = 400" in line]
 
 
-def test_init_tells_of_overrides_that_are_not_written(tmp_path):
-    paths = {"paths.train": str(toy_corpus(tmp_path)["train"])}
-    given = {**paths, "training.dropout": 0.3, "training.max_steps": 9}
-    given["training.optimizer.learn_rate"] = 0.1
-    _, new = rewrite(OWN, tmp_path / "config.cfg", Recipe.best, given)
-    lost, not_used = "--training.dropout", "--training.max_steps, --training.optimizer.learn_rate"
-    assert not_written(given, OWN, new) == [
-        f"{lost}: not written to the config. Pass it to the training, too.",
-        f"{not_used}: not used, as the recipe sets its own. Change it in the new config.",
-    ]
-    [told] = not_written(given, OWN, new, in_trials=True)
-    assert told.startswith(f"{lost}, {not_used}: used here, but not written")
-    assert not not_written(paths, OWN, new)
-    assert not not_written({"training.max_steps": Config().from_str(new)["training"]["max_steps"]}, OWN, new)
-
-
 def test_init_with_several_recipes_tells_of_an_override_once(tmp_path, monkeypatch):
     """The second one finds what the first has written. The command that it shows has the paths that it was given."""
     toy_corpus(tmp_path)
@@ -1023,28 +765,6 @@ def test_init_best_with_a_transformer(tmp_path):
     }
 
 
-@pytest.mark.parametrize(("others", "expected"), [
-    ({"get_length": None}, {"discard_oversize": True, "size": 1250, "buffer": 1024}),  # as spaCy fills in
-    ({"buffer": 2000, "discard_oversize": False}, {"discard_oversize": False, "size": 1250, "buffer": 2000}),
-    ({"get_length": {"@misc": "own"}}, None),
-    ({"@batchers": "spacy.batch_by_sequence.v1"}, None),
-    ({"size": {"@schedules": "compounding.v1"}}, None),
-    (None, None),
-])  # fmt: skip
-def test_init_best_batches_by_wordpieces(others, expected):
-    """In place of spaCy's batches by padded words alone; a variable stays."""
-    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
-    config = Config().from_disk(CONFIGS / "fine_tuning.cfg")
-    nlp = spacy.util.load_model_from_config(config, auto_fill=True)
-    if others is None:
-        nlp.config["training"]["batcher"] = "${vars.batcher}"
-        nlp.config["vars"] = {"batcher": config["training"]["batcher"]}
-    else:
-        nlp.config["training"]["batcher"] |= others
-    name = {"@batchers": "thinc-torchopt.batch_by_padded_pieces.v1"}
-    assert _by_pieces(nlp) == ({} if expected is None else name | expected)
-
-
 @pytest.mark.parametrize(("kind", "sizes", "reads"), [
     ("Bert", {"max_position_embeddings": 64}, 64),
     ("Bert", {"max_position_embeddings": 512}, None),
@@ -1079,49 +799,6 @@ def test_init_best_has_windows_that_the_transformer_can_read(tmp_path, kind, siz
 # ---------------------------------------------------------------------- --log
 
 
-WANDB = '@loggers = "spacy.WandbLogger.v5"\nproject_name = "mine"\n\n[training.logger.config]\na = 1\n'
-
-
-@pytest.mark.parametrize(
-    ("logger", "kept"),
-    [
-        ("", [{"@loggers": "thinc-torchopt.ConsoleLogger.v1"}]),
-        (
-            '@loggers = "spacy.ConsoleLogger.v1"\nprogress_bar = true\n',
-            [{"@loggers": "thinc-torchopt.ConsoleLogger.v1", "progress_bar": "eval"}],
-        ),
-        (
-            '@loggers = "spacy.ConsoleLogger.v3"\nprogress_bar = "train"\noutput_file = "out.jsonl"\n',
-            [{"@loggers": "thinc-torchopt.ConsoleLogger.v1", "progress_bar": "train", "output_file": "out.jsonl"}],
-        ),
-        (WANDB, [{"@loggers": "spacy.WandbLogger.v5", "project_name": "mine", "config": {"a": 1}}]),
-        (
-            '@loggers = "spacy.ChainLogger.v1"\n\n[training.logger.logger1]\n@loggers = "mine.v1"\n\n'
-            '[training.logger.logger3]\n@loggers = "mine.v2"\n',
-            [{"@loggers": "mine.v1"}, {"@loggers": "thinc-torchopt.JSONLinesLogger.v1"}, {"@loggers": "mine.v2"}],
-        ),
-    ],
-)
-def test_init_log_keeps_the_loggers_that_are_there(logger, kept):
-    """And all other lines. A second time nothing changes."""
-    logger = f"# Mine.\n[training.logger]\n{logger}\n" if logger else ""
-    before = f'[training]\nseed = 1\n\n{logger}[nlp]\nlang = "en"  # English\n'
-    text, told = with_log(before, Path("training/log.jsonl"))
-    assert ("takes the place of spaCy's" in told) == ("spacy.ConsoleLogger" in logger)
-    found = Config().from_str(text, interpolate=False)
-    chain = found["training"].pop("logger")
-    assert chain.pop("@loggers") == "spacy.ChainLogger.v1"
-    blocks = [chain[name] for name in sorted(chain)]
-    ours = next(block for block in blocks if block["@loggers"] == "thinc-torchopt.JSONLinesLogger.v1")
-    assert ours.pop("path") == "training/log.jsonl" and "training/log.jsonl" in told
-    assert [block for block in blocks if block is not ours or ours in kept] == kept
-    rest = Config().from_str(before)
-    rest["training"].pop("logger", None)
-    assert found == rest and 'lang = "en"  # English' in text and ("# Mine." in text) == bool(logger)
-    again, told = with_log(text, Path("other.jsonl"))
-    assert again == text and "already" in told
-
-
 def test_init_log_is_written_by_the_training(tmp_path):
     toy_corpus(tmp_path)
     config, log = tmp_path / "new.cfg", tmp_path / "my log.jsonl"
@@ -1130,21 +807,3 @@ def test_init_log_is_written_by_the_training(tmp_path):
     paths = ["--paths.train", tmp_path / "train.spacy", "--paths.dev", tmp_path / "dev.spacy"]
     spacy_cli("train", config, *paths, *flags_of(QUICK))
     assert log.read_text().startswith('{"step": 0,')
-
-
-def test_init_log_of_a_full_chain():
-    full = "".join(f'[training.logger.logger{i}]\n@loggers = "mine.v1"\n\n' for i in range(1, 11))
-    with pytest.raises(ConfigError, match="room for 10 loggers"):
-        with_log(f'[training.logger]\n@loggers = "spacy.ChainLogger.v1"\n\n{full}', Path("log.jsonl"))
-
-
-def test_init_log_refuses_loggers_that_it_would_break(tmp_path):
-    def with_a_log(text):
-        rewrite(text, tmp_path / "config.cfg", Recipe.robust, log_path=Path("log.jsonl"))
-
-    with pytest.raises(ConfigError, match="Can't add a log to 'logger' in"):
-        with_a_log(OWN.replace("max_steps = 30", "max_steps = 30\nlogger = null"))
-    logger = '[training.logger]\n@loggers = "spacy.ConsoleLogger.v3"\noutput_file = "x"\n'
-    with_a_log(f"{OWN}\n{logger}")
-    with pytest.raises(ConfigError, match=r"\[training.optimizer\] and \[training.logger\]: a variable elsewhere"):
-        with_a_log(f"{OWN}\n{logger}\n[also]\npath = ${{training.logger.output_file}}\n")

@@ -170,24 +170,6 @@ def test_init_takes_the_option_pipeline_as_spacy_does(given, expected, tmp_path)
         assert run.returncode == 1 and expected in " ".join(run.stderr.split())
 
 
-def test_init_gives_spans_a_key_and_a_score(tmp_path):
-    docs = [Doc(Vocab(), words=[f"Bob{i}", *"abcdefghijkl"]) for i in range(4)]
-    for doc in docs:
-        doc.spans["имена лиц"] = [Span(doc, 0, 1, label="X")]
-        doc.spans["long"] = [Span(doc, 0, 13, label="Z")]
-        doc.spans["a:b"] = [Span(doc, 0, 1, label="Z")]
-    told = init(tmp_path, "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", docs)).stdout
-    config = made(tmp_path)
-    assert trained(config) == ["spancat", "spancat_other"] or len(trained(config)) == 2
-    keys = {name: config["components"][name]["spans_key"] for name in trained(config)}
-    assert set(keys.values()) == {"имена лиц", "long"}
-    weights = {name: weight for name, weight in config["training"]["score_weights"].items() if weight}
-    assert weights == {"spans_имена лиц_f": 0.5, "spans_long_f": 0.5}
-    sizes = {keys[name]: config["components"][name]["suggester"] for name in keys}
-    assert sizes["long"]["max_size"] == 12 and sizes["имена лиц"]["sizes"] == [1, 2, 3]
-    assert "finds spans of up to 12 tokens, and some in the texts have 13 and more" in " ".join(told.split())
-
-
 def test_init_says_what_it_leaves_out_and_what_is_partial(tmp_path):
     docs = [text(i, "entities", *["tags"] * (i == 0), *["categories"] * (i < 15)) for i in range(30)]
     told = init(tmp_path, "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", docs)).stdout

@@ -2,23 +2,17 @@
 
 import json
 import re
-from statistics import fmean, stdev
-from unittest.mock import Mock
+from statistics import fmean
 
-import numpy
 import pytest
 import spacy
 from confection import Config
 from spacy.tokens import DocBin
 
-from thinc_torchopt.addons.preview import draw_learning_curve
 from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products
-from thinc_torchopt.addons.trials.trial import TrialResult, run_trial, shorten
-from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.core.tables import as_text
+from thinc_torchopt.addons.trials.trial import run_trial, shorten
 from thinc_torchopt.notebook import compare_recipes
 
-from ..addons.trials.test_comparison import differences
 from ..configs import small_tagger
 from ..conftest import CONFIGS
 from ..pictures import drawn, series
@@ -195,38 +189,6 @@ def test_try_keeps_what_there_is_unless_something_is_better(folder):
     assert (folder / "best.cfg").read_text() == expected
 
 
-@pytest.mark.parametrize(
-    ("trial", "told"),
-    [
-        (1, None),
-        (3, r"not yet tuned after 2 of 4 trials, .*: \d\.\d{4} with a rate of up to 0.001, averages; \d\.\d{4} with"),
-        (5, "spaCy's own Adam with a rate of up to .*, the best of 4 trials"),
-        (8, "One seed can't tell"),
-    ],
-)
-def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
-    """In the first trial, while spaCy's Adam is tuned, in the first trial that is compared, and in the second seed."""
-    stop_in(folder, trial)
-    (folder / "better.cfg").write_text("# of an earlier comparison")
-    args = ("--recipes", "robust", "--steps", 2, "--code", "stops.py", "--output", "better.cfg")
-    done = run("stops.cfg", *args, check=False)
-    is_kept = (folder / "better.cfg").read_text() == "# of an earlier comparison"
-    assert is_kept == (trial < 6) and ("Saved" not in done.stdout) == is_kept
-    assert done.returncode == 130 and "Traceback" not in done.stderr
-    if told is None:
-        assert not done.stdout
-        return
-    assert "Stopped before the end" in done.stdout and re.search(told, done.stdout)
-    assert ("Nothing was compared yet." in done.stdout) == (trial < 6) == ("CPU seconds" not in done.stdout)
-
-
-def test_try_tells_of_settings_that_fail(folder, monkeypatch):
-    ends = Mock(side_effect=[ConfigError("The rate is too high."), TrialResult([(0, 0.1)]), KeyboardInterrupt()])
-    monkeypatch.setattr("thinc_torchopt.addons.preview.comparison.run_trial", ends)
-    found = compare_recipes(folder / "slow.cfg", PATHS, recipes="drop-in", steps=2, seeds=1)
-    assert "tuned after 2 of 4 trials, by the texts that choose: failed with a rate" in "\n".join(found.notes)
-
-
 def test_try_tells_of_recipes_that_fail(folder):
     """fine-tune can't be used where there are groups; robust at such a rate diverges."""
     rate = ["--training.optimizer.learn_rate", "1e30", "--training.optimizer.grad_clip", "0"]
@@ -283,102 +245,3 @@ def test_try_amounts_that_is_interrupted_shows_what_there_is(folder, trial, part
     assert [line.split()[0] for line in done.stdout.splitlines() if re.match(r" *\d+%  ", line)] == parts
     assert (folder / "curve.png").exists() == ("Saved the picture to curve.png\n" in done.stdout) == bool(parts)
     assert told is None or told in done.stdout
-
-
-# ---------------------------------------------------------------------- the numbers that are printed
-
-# Of three seeds, scores on the half that does not choose: of the kept model, and of the last one.
-KEPT = {"as it is": (0.80, 0.82, 0.81), "tuned Adam": (0.81, 0.84, 0.80), "drop-in": (0.9, 0.91, 0.93)}
-PARTS = {"100%": (0.80, 0.83, 0.82), "75%": (0.79, 0.83, 0.80), "50%": (0.7, 0.71, 0.72), "25%": (0.5, 0.55, 0.51)}
-
-
-def faked(monkeypatch, kept, tuning=()):
-    """Trials of ten seconds a step, with these scores seed by seed. RETURNS: By name, those on texts drawn again."""
-    rng, now = numpy.random.default_rng(0), 0.0
-    results = {
-        name: [
-            TrialResult(
-                [(0, 0.1)], score, score - 0.01 * (i + 1), 9, [*rng.normal(score, 0.004, 50)], 500, 1000.5 * i, i
-            )
-            for i, score in enumerate(of_seeds)
-        ]
-        for name, of_seeds in kept.items()
-    }
-    after = iter([*tuning, *(trial for of_seed in zip(*results.values()) for trial in of_seed)])
-
-    def trial(config, *, on_step, draws, **_):
-        nonlocal now
-        assert draws in (0, 50)  # a standard error from 50 is known to a tenth
-        for _ in range(config["training"]["max_steps"] + 1):
-            now += 10.0
-            on_step()
-        return next(after)
-
-    trying = "thinc_torchopt.addons.preview.comparison"
-    monkeypatch.setattr(f"{trying}.run_trial", trial)
-    monkeypatch.setattr(f"{trying}.default_timer", lambda: now)
-    return {name: [trial.resampled for trial in found] for name, found in results.items()}
-
-
-def cells_in(shown, names):
-    """The rows of the table."""
-    lines = [line.strip() for line in shown.splitlines() if line.strip().startswith(names)]
-    return [re.split("  +", line) for line in lines if "  " in line]
-
-
-def test_try_prints_the_numbers_of_its_trials(folder, monkeypatch, capsys):
-    """By the formulas of textbooks, from the scores of trials. Each trial takes 110 seconds."""
-    tuning = [TrialResult([(0, 0.1), (5, best), (10, 0.2)]) for best in (0.5, 0.7, 0.6, 0.4)]
-    drawn = faked(monkeypatch, KEPT, tuning)
-    tried = compare_recipes(folder / "slow.cfg", PATHS, recipes="drop-in", steps=10, seeds=3)
-    shown, told = repr(tried), capsys.readouterr().err
-    from_base, from_tuned = (differences(KEPT, drawn, base, 3) for base in ("as it is", "tuned Adam"))
-    rows = []
-    for name, numbers in zip(KEPT, tried.as_dict()["tried"], strict=True):
-        assert numbers["mean"] == pytest.approx(fmean(KEPT[name]))
-        row = [name, f"{fmean(KEPT[name]):.4f}", " ".join(f"{score:.4f}" for score in KEPT[name])]
-        row.append(f"{fmean(KEPT[name]) - 0.02:.4f}")
-        if name != "as it is":
-            by, error, chance = from_base[name]
-            row += [f"{by:+.4f} ± {error:.4f}", "better" if by > chance else "may be chance"]
-        for found, key in ((from_base, "from_base"), (from_tuned, "from_tuned")):
-            values = numbers[key] and [numbers[key][one] for one in ("difference", "standard_error", "margin")]
-            assert values == (pytest.approx(found[name]) if name in found else None)
-        rows.append([*row, "1,000.5"])
-    assert [row[-2] for row in rows] == ["0.7900", "may be chance", "better"]
-    assert cells_in(shown, tuple(KEPT)) == rows
-    _, _, chance = from_base["drop-in"]
-    assert (
-        f"drop-in is better than the config as it is: 0.9133 against 0.8100. With 3 seeds, up to {chance:.4f} may be "
-        "chance."
-    ) in shown
-    by, error, _ = from_tuned["drop-in"]
-    assert f"drop-in against tuned Adam: {by:+.4f} ± {error:.4f}, better." in shown
-    assert "Scores are on 9 texts" in shown and "drop-in: 3 updates were skipped" in shown
-    assert f"13 trials, about {13 * 110 / 60:.0f} minutes in all." in told
-    adams = re.findall(r"^tuned Adam, (a rate .*): (0\.\d{4})$", told, re.MULTILINE)
-    assert [score for _, score in adams] == ["0.5000", "0.7000", "0.6000", "0.4000"]
-    assert f"spaCy's own Adam with {adams[1][0]}, the best of 4 trials with another seed." in shown
-    assert "drop-in, seed 3 of 3: 0.9300\n" in told and all(cell in tried._repr_html_() for row in rows for cell in row)
-
-
-def test_try_amounts_prints_the_numbers_of_its_trials(folder, monkeypatch, capsys):
-    """And the points of 100 that it speaks of. A trial on all texts takes 90 seconds, and a seed two and a half."""
-    drawn = faked(monkeypatch, PARTS)
-    curve = draw_learning_curve(folder / "slow.cfg", PATHS, steps=8, seeds=3)
-    shown = as_text(curve.print)
-    sizes = {"25%": ("18", "2"), "50%": ("36", "4"), "75%": ("54", "6"), "100%": ("72", "8")}
-    assert cells_in(shown, tuple(PARTS)) == [
-        [
-            *(name, *sizes[name], f"{fmean(PARTS[name]):.4f}", f"{stdev(PARTS[name]):.4f}"),
-            *(" ".join(f"{score:.4f}" for score in PARTS[name]), "1,000.5"),
-        ]
-        for name in sizes
-    ]
-    by, error, chance = differences({name: PARTS[name] for name in ("100%", "75%")}, drawn, "75%", 1)["100%"]
-    assert 0 < by < chance and curve.as_dict()["rise"]["margin"] == pytest.approx(chance)
-    assert (
-        f"the score changed by {100 * by:+.1f} ± {100 * error:.1f} points, no clear rise: more texts of this kind are "
-        f"not likely to help by more than {100 * (by + chance):.1f} points."
-    ) in shown
-    assert f"12 trials, about {3 * 2.5 * 90 / 60:.0f} minutes in all." in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """Checks of configs that spaCy would fail at late, or pass over."""
 
+import errno
+import io
 import shutil
 import warnings
 
@@ -10,11 +12,14 @@ from spacy.tokens import DocBin
 
 from thinc_torchopt.core.config_checks import (
     check_corpora,
+    check_gpu,
     check_labels,
     check_output,
+    check_removed,
     check_training_section,
     mentions_ours,
     names_ours,
+    sections_of,
 )
 from thinc_torchopt.core.errors import ConfigError, ConfigKeyError
 
@@ -31,6 +36,26 @@ def test_every_config_of_ours_is_one_of_ours_by_text_and_by_content():
         assert mentions_ours(path.read_text()) and names_ours(Config().from_disk(path, interpolate=False)), path
     default = spacy.blank("en").config
     assert not names_ours(default) and not mentions_ours(default.to_str())
+    assert names_ours({"a": {"@torch_optimizers": "mine.v1"}})
+
+
+def test_sections_come_before_their_subsections():
+    assert [section.path for section in sections_of({"a": {"b": {}, "x": 1}, "c": {}})] == ["a", "a.b", "c"]
+
+
+def test_gpus_that_can_not_be_used(monkeypatch):
+    asked = []
+
+    def require_gpu(number):
+        asked.append(number)
+        raise [ValueError("Cannot use GPU, none here."), RuntimeError][number]
+
+    monkeypatch.setattr("thinc_torchopt.core.config_checks.require_gpu", require_gpu)
+    check_gpu(-1)
+    for number, said in enumerate(("none here", "RuntimeError")):
+        with pytest.raises(ConfigError, match=f"Can't use --gpu-id {number}: {said}. spaCy needs CuPy"):
+            check_gpu(number)
+    assert asked == [0, 1]
 
 
 def test_corpora_are_looked_for_as_far_as_spacy_reads_them(config, tmp_path):
@@ -104,6 +129,42 @@ def test_sections_are_checked_against_spacys_schemas(config, section, slip, advi
         check_training_section(config)
 
 
+@pytest.mark.parametrize(
+    ("setting", "least", "most"),
+    [
+        *(("max_steps", 0, None), ("max_epochs", -1, None), ("patience", 0, None), ("eval_frequency", 1, None)),
+        *(("accumulate_gradient", 1, None), ("dropout", 0, 1)),
+    ],
+)
+def test_numbers_have_bounds(config, setting, least, most):
+    for value in (least, least + 0.5) if most is None else (least, most):
+        config["training"][setting] = value
+        check_training_section(config)
+    for value in [least - 0.01] if most is None else (least - 0.01, most + 0.01):
+        config["training"][setting] = value
+        with pytest.raises(ConfigError, match=rf"'{setting}' in \[training\]: expected .*{least}.*, found {value}"):
+            check_training_section(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"score_weights": {"a": True}}, r"'a' in \[training.score_weights\]: expected a number, .* found True"),
+        ({"score_weights": {"a": "1"}}, r"'a' in \[training.score_weights\]: expected a number, .* found '1'"),
+        ({"score_weights": {"a": None, "b": 0.5, "c": "${vars.c}"}}, None),
+        ({"frozen_components": ["taggr"]}, "'frozen_components' in .* no component 'taggr' .* Did you mean 'tagger'"),
+        ({"annotating_components": ["tagger", "x"]}, "'annotating_components' in .* no component 'x' .* There are: "),
+        ({"frozen_components": ["${vars.frozen}", "tok2vec"], "annotating_components": None}, None),
+    ],
+)
+def test_weights_and_components_of_a_training_are_checked(config, changes, said):
+    config["training"] |= changes
+    if said is None:
+        return check_training_section(config)
+    with pytest.raises(ConfigError, match=said):
+        check_training_section(config)
+
+
 def test_labels_of_a_parser_are_transitions(config, tmp_path):
     (tmp_path / "labels.json").write_text('["nsubj"]')
     config["components"]["parser"] = {"factory": "parser"}
@@ -111,6 +172,46 @@ def test_labels_of_a_parser_are_transitions(config, tmp_path):
         config["initialize"] = {"components": {"parser": {"labels": labels}}}
         with pytest.raises(ConfigError, match=r"\[initialize.components.parser.*expected the transitions of a parser"):
             check_labels(config)
+    config["components"]["parser"]["factory"] = "tagger"
+    check_labels(config)
+    block = {"@readers": "spacy.read_labels.v1", "path": str(tmp_path / "none.json")}
+    config["initialize"]["components"]["parser"] = {"labels": block, "more": {"@readers": "mine.v1", "path": "x"}}
+    check_labels(config)
+    block["require"] = True
+    with pytest.raises(ConfigError, match=r"there is no file '.*none.json'"):
+        check_labels(config)
+    (tmp_path / "none.json").write_text("[]", "utf-16")
+    with pytest.raises(ConfigError, match="expected a text in UTF-8, found UTF-16"):
+        check_labels(config)
+
+
+def test_texts_that_a_reader_can_not_decode(config, tmp_path):
+    (tmp_path / "text.jsonl").write_text("{}", "utf-16")
+    config["corpora"]["train"] = {"@readers": "spacy.JsonlCorpus.v1", "path": str(tmp_path / "text.jsonl")}
+    with pytest.raises(ConfigError, match=r"\[corpora.train\], '.*': expected a text in UTF-8, found UTF-16"):
+        check_corpora(config, ["train_corpus"])
+
+
+def test_models_that_a_corpus_needs_are_not_removed(config, tmp_path):
+    config["corpora"]["dev"] = {"path": str(tmp_path / "model-best" / "texts.spacy"), "max_length": 3}
+    config["corpora"]["train"] = {"path": str(tmp_path / "train.spacy")}
+    check_removed(config, tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"path = '.*' in \[corpora.dev\] needs them"):
+        check_removed(config, tmp_path)
+
+
+class _FullDisk(io.RawIOBase):
+    def writable(self):
+        return True
+
+    def write(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_output_needs_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: io.BufferedWriter(_FullDisk(), 1_000_000))
+    with pytest.raises(ConfigError, match=r"can't be written to \(No space left on device\)"):
+        check_output(tmp_path)
 
 
 def test_output_may_be_a_link_to_a_folder_only(tmp_path):

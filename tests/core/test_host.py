@@ -6,17 +6,20 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from thinc.api import Linear, Model, PyTorchShim, PyTorchWrapper
+from thinc.api import Linear, Model, PyTorchGradScaler, PyTorchShim, PyTorchWrapper
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinc_torchopt.core import host
 from thinc_torchopt.core.host import (
+    back_off,
     buffers_of,
+    cpu_has_bf16_lstm,
     grads_of,
     is_hooked_after_step,
     is_hooked_before_step,
     module_of,
     run_last,
+    scale_of,
     swap,
     swap_grads,
     swap_module,
@@ -78,6 +81,43 @@ def test_host_buffers_are_a_modules_own():
     assert buffers_of(module).keys() == dict(module.named_buffers()).keys()
     buffers_of(module)["running_mean"] = new = torch.ones(3)
     assert module.running_mean is new
+
+
+def test_host_backs_off_as_thinc_does_after_an_overflow():
+    """Also from a scale that was saved, whatever came since."""
+    ours, theirs = (PyTorchGradScaler(enabled=True, init_scale=1024.0, growth_interval=3) for _ in range(2))
+    for scaler in (ours, theirs):
+        scaler.unscale([torch.ones(1)])
+        scaler.update()
+    before = scale_of(ours)
+    assert before[0] == 1024.0 and before[1] == 1
+    for _ in range(2):
+        ours.unscale([torch.ones(1)])
+        ours.update()
+    assert scale_of(ours)[0] == 2048.0
+    back_off(ours, before)
+    theirs.unscale([torch.full((1,), torch.inf)])
+    theirs.update()
+    assert scale_of(ours) == scale_of(theirs) and scale_of(ours)[0] == 512.0 and not ours.found_inf
+
+
+def test_host_asks_torch_for_its_lstm(monkeypatch):
+    lstm, asked = torch.lstm, []
+
+    def lstm_of_float32(*args):
+        asked.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_grad_enabled()))
+        with torch.autocast("cpu", enabled=False):
+            return lstm(*args)
+
+    monkeypatch.setattr(torch, "lstm", lstm_of_float32)
+    ask = cpu_has_bf16_lstm.__wrapped__  # the answer is kept
+    assert ask() is True and asked == [(True, torch.bfloat16, False)]
+
+    def refused(*args):
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(torch, "lstm", refused)
+    assert ask() is False
 
 
 def test_host_sees_hooks_and_their_order():

@@ -2,6 +2,9 @@
 
 import re
 from configparser import Error as ParserError
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Dict, List, Literal, Optional, Tuple, Union
 
 import pytest
@@ -12,10 +15,11 @@ from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 from spacy.training.initialize import init_nlp
 from spacy.util import import_file, load_config
+from thinc.api import NumpyOps
 
 from thinc_torchopt.core.algorithms.algorithm import Algorithm
 from thinc_torchopt.core.errors import ConfigError, ConfigKeyError, ConfigTypeError
-from thinc_torchopt.core.host_errors import in_words, line_of_others, plain_error, plain_errors
+from thinc_torchopt.core.host_errors import check_versions, in_words, line_of_others, plain_error, plain_errors
 from thinc_torchopt.core.types import FloatOrSchedule
 
 from ..conftest import CONFIGS
@@ -36,23 +40,34 @@ def raised(config, section="training"):
 
 def test_several_faults_of_a_section_are_told_at_once(config):
     config["training"]["optimizer"] |= {"learn_rte": 0.1, "clip_by": "globl"}
-    lines = str(raised(config)).splitlines()
-    assert len(lines) == 2 and all("[training.optimizer]" in line for line in lines)
+    error = raised(config)
+    lines = str(error).splitlines()
+    assert len(lines) == 2 and all("[training.optimizer]" in line for line in lines) and type(error) is ConfigError
+    with pytest.raises(ConfigValidationError) as caught:
+        spacy.registry.resolve({"optimizer": config.interpolate()["training"]["optimizer"]})
+    assert str(plain_error(caught.value, within="pretraining")).count("in [pretraining.optimizer]") == 1
 
 
 @pytest.mark.parametrize(
     ("path", "value", "kind", "told"),
     [
-        ("algorithm.lr", 0.1, ConfigKeyError, "Can't read [training.optimizer.algorithm]: 'torch.AdamW.v1' has no"),
-        ("algorithm.amsgrad", 3, ConfigTypeError, "[training.optimizer.algorithm]: expected true or false, found 3"),
-        ("learn_rate.warmup_steps", "x", ConfigTypeError, "[training.optimizer.learn_rate]: expected a whole number"),
-        ("learn_rate.@schedules", "linear", ConfigKeyError, "registered for @schedules. Did you mean"),
-        ("algorithm.@torch_optimizers", "Zzz", ConfigKeyError, "There are: pytorch-optimizer.create.v1"),
+        ("optimizer.algorithm.lr", 0.1, ConfigKeyError,
+         "[training.optimizer.algorithm]: 'torch.AdamW.v1' has no setting 'lr'. Did you mean 'learn_rate' in "),
+        ("optimizer.@optimizers", "torch.AdamW.v1", ConfigKeyError,
+         "Can't read [training.optimizer]: no 'torch.AdamW.v1' is registered for @optimizers. It is one for "
+         "@torch_optimizers, and belongs in a block [training.optimizer.algorithm]; [training.optimizer] itself has "),
+        ("batcher.size", "x", ConfigTypeError, "Can't set 'size' in [training.batcher]: expected "),
+        ("batcher.@batchers", "zzz", ConfigKeyError, "Can't read [training.batcher]: no 'zzz' is registered for "),
+        ("batcher.@batchers", "adamw", ConfigKeyError, "'torch.AdamW.v1', which is one for @torch_optimizers?"),
+        ("optimizer.algorithm.amsgrad", 3, ConfigTypeError, "algorithm]: expected true or false, found 3"),
+        ("optimizer.learn_rate.warmup_steps", "x", ConfigTypeError, "learn_rate]: expected a whole number"),
+        ("optimizer.learn_rate.@schedules", "linear", ConfigKeyError, "registered for @schedules. Did you mean"),
+        ("optimizer.algorithm.@torch_optimizers", "Zzz", ConfigKeyError, "There are: pytorch-optimizer.create.v1"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_is_told_with_its_whole_section(path, value, kind, told, config):
     *sections, name = path.split(".")
-    block = config["training"]["optimizer"]
+    block = config["training"]
     for section in sections:
         block = block[section]
     block[name] = value
@@ -65,8 +80,72 @@ def test_what_can_be_told_better_by_nobody_is_left(config):
     with pytest.raises(RuntimeError) as caught, plain_errors(config):
         raise error
     assert caught.value is error
-    assert plain_error(ValueError("[E913] ..."), config) is not None and plain_error(ValueError("[E913] ...")) is None
+    config["components"]["textcat"] = {"factory": "textcat"}
+    assert str(plain_error(ValueError("[E913] ..."), config)) == "[E913] ..."
+    assert plain_error(ValueError("[E913] ...")) is None
+    for other in (ValueError("..."), RuntimeError("[E913] ..."), NotImplementedError("..."), OSError("...")):
+        assert plain_error(other, config) is None
     assert plain_error(ConfigValidationError(desc="something else"), config) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("[E002] Can't find factory for 'coref' for language English (en)."),
+         "Can't build [components.x]: there is no factory 'coref' here. It is in the package spacy-experimental: pip "),
+        (ValueError("[E002] Can't find factory for 'experimental_y' for language English (en)."),
+         "Can't build the pipeline: there is no factory 'experimental_y' here. It is in the package spacy-exp"),
+        (OSError("[E050] Can't find model 'none_md'."), "Can't use 'source' in [components.y]: there is no pipeline "),
+        (OSError("[E050] Can't find model 'other'."), "[E050] Can't find model 'other'."),
+        (ValueError("[E1031] ..."), "Can't train [components.p]: it has no transition for a tree of [corpora.train]. "
+         "It learns only transitions (a direction and a label) that occur at least 7 times,"),
+        (ValueError("[E024] ..."), "Can't train [components.p] or [components.n]: a text of [corpora.train] is "
+         "annotated in a way that spaCy can't learn, usually because 'p' begins a sentence within an entity,"),
+        (ValueError("[E851] The 'textcat' component value of 'A' is 0.5"), "Can't train a text categorizer: a text of "
+         "[corpora.train] has a category with the value A, and spaCy expects 1"),
+        (NotImplementedError("[E200] Can't set kb_id from Span."), "Can't read [corpora.train]: 'kb_id' of a Span"),
+        (ConfigValidationError(errors=[{"loc": ["seed"], "msg": "Value is not"}]),
+         "Can't set 'seed' in [training]: value is not, found 'x'."),
+    ],
+)  # fmt: skip
+def test_errors_of_spacy_are_told_with_their_section(error, told, config):
+    config["components"] = {
+        "x": {"factory": "coref"},
+        "y": {"source": "none_md"},
+        "p": {"factory": "parser", "min_action_freq": 7},
+        "n": {"factory": "ner"},
+    }
+    config["training"] |= {"annotating_components": ["y", "p"], "seed": "x"}
+    assert str(plain_error(error, config)).startswith(told)
+
+
+def test_a_corpus_that_was_cut_off_is_told_with_its_section(config, tmp_path):
+    DocBin(docs=[spacy.blank("xx")("A text")]).to_disk(tmp_path / "a.spacy")
+    (tmp_path / "b.spacy").write_bytes((tmp_path / "a.spacy").read_bytes()[:-9])
+    config["paths"] |= {"train": str(tmp_path / "a.spacy"), "dev": str(tmp_path)}
+    config["corpora"]["mine"] = {"@readers": "mine.v1", "path": str(tmp_path / "b.spacy")}
+    told = f"Can't read [corpora.dev]: '{tmp_path / 'b.spacy'}' is damaged, or was cut off."
+    assert str(plain_error(ValueError("[E1014] ..."), config)).startswith(told)
+
+
+class _Curated:
+    """Has float(cum_loss) in its source."""
+
+    __module__ = "spacy_curated_transformers.pipeline"
+    model = SimpleNamespace(ops=NumpyOps())
+
+
+def test_versions_that_do_not_go_together(monkeypatch):
+    nlp = SimpleNamespace(pipeline=[("tagger", spacy.blank("xx").create_pipe("tagger")), ("curated", _Curated())])
+    monkeypatch.setattr("thinc_torchopt.core.host_errors.version", str.upper)
+    for takes in (True, False):
+        monkeypatch.setattr("thinc_torchopt.core.host_errors._takes_arrays_of_one", lambda takes=takes: takes)
+        monkeypatch.setattr("thinc_torchopt.core.host_errors.getsource", lambda kind: kind.__doc__)
+        check_versions(nlp, ["curated"])
+        with nullcontext() if takes else pytest.raises(ConfigError, match="Can't train 'curated': spacy-curated-trans"):
+            check_versions(nlp, [])
+    monkeypatch.setattr(_Curated, "__doc__", "Has none.")
+    check_versions(nlp, [])
 
 
 def test_what_stands_twice_is_named_with_its_line(tmp_path):
@@ -76,6 +155,50 @@ def test_what_stands_twice_is_named_with_its_line(tmp_path):
     with pytest.raises(ConfigError, match=told) as caught, plain_errors(path=path):
         Config().from_disk(path)
     assert isinstance(caught.value.__cause__, ParserError)
+
+
+OPTIMIZER = "[training]\n[training.optimizer]\n"
+ADD = "even if they are empty: add the line "
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1\n", "expected sections, as in [training], found text before the first one. Is it a config?"),
+        ("[training]\na = 1\na = 2\n", "'a' in [training] appears twice, the second time in line 3."),
+        ("[a]\n[a.b.c.d]\n", f"above [a.b.c.d], found none. A section needs all the sections around it, {ADD}[a.b]."),
+        (f"{OPTIMIZER}[training.optimizer.param_groups.x]\n", f"{ADD}[training.optimizer.param_groups]."),
+        (f"{OPTIMIZER}[training.optimizer.x]\n[training.optimizer.x.a.b]\n", f"{ADD}[training.optimizer.x.a]."),
+        ("[x]\n[x.y]\n[x.y.param_groups]\n[x.y.param_groups.a.b]\n", f"{ADD}[x.y.param_groups.a]."),
+        (f"{OPTIMIZER}[training.optimizer.param_groups]\n[training.optimizer.param_groups.a.b]\n",
+         "If 'a.b' is the name of one block: a dot starts a new section, so call it 'a_b'."),
+        (f"{OPTIMIZER}[training.optimizer.per_param_lr]\n[training.optimizer.per_param_lr.a.b.c]\n",
+         f"{ADD}[training.optimizer.per_param_lr.a]. If 'a.b.c' is one pattern: a dot starts a new section, so write "
+         "it with slashes: 'a/b/c'."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["-", "my.cfg"])
+def test_configs_that_can_not_be_read(text, told, path):
+    with pytest.raises(ConfigError) as caught, plain_errors(path=Path(path)):
+        Config().from_str(text)
+    error = str(caught.value)
+    assert error.startswith("Can't read the config: " if path == "-" else "Can't read 'my.cfg': ")
+    assert error.endswith(told) if "line" not in told or ADD in told else told in error
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [("trainng.a", "Did you mean '--training.a'?"), ("trainin.a.b", "Did you mean '--training.b'?"),
+     ("zzz.a", "Overrides only change existing sections: add the line [zzz] to the config.")],
+)  # fmt: skip
+def test_overrides_of_sections_that_are_not_there(option, advice, tmp_path):
+    (tmp_path / "my.cfg").write_text("[training]\na = 1\n")
+    section = option.rpartition(".")[0]
+    for path, found in ((tmp_path / "my.cfg", advice), (tmp_path, f"add the line [{section}] to the config.")):
+        with pytest.raises(ConfigKeyError) as caught, plain_errors(path=path):
+            Config().from_str("[training]\na = 1\n", overrides={option: 2})
+        assert str(caught.value).startswith(f"Can't use '--{option}': '{path}' has no section [{section}].")
+        assert str(caught.value).endswith(found)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.schemas import ConfigSchemaTraining
 
-from thinc_torchopt.core.near_misses import OF_OTHERS, did_you_mean, near_misses
+from thinc_torchopt.core.near_misses import OF_OTHERS, did_you_mean, near_misses, option_meant, there_are
 
 SETTINGS = [*signature(spacy.registry.get("optimizers", "thinc-torchopt.TorchOptimizer.v1")).parameters]
 ALGORITHMS = ["torch.Adam.v1", "torch.AdamW.v1", "torch.Adamax.v1", "torch.NAdam.v1", "torch.Muon.v1", "torch.SGD.v1"]
@@ -53,6 +53,26 @@ def test_did_you_mean_is_one_sentence():
         did_you_mean("lr", ["weight_decay"], is_setting=True) == " Did you mean 'learn_rate' in [training.optimizer]?"
     )
     assert did_you_mean("lr", ["weight_decay"]) == ""
+
+
+def test_there_are_lists_up_to_thirty_names():
+    assert there_are("ba") == " There are: a, b."
+    assert [bool(there_are(map(str, range(n)))) for n in (0, 1, 30, 31)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--gpu", " Did you mean '--gpu-id'?"),
+        ("--lr", " Did you mean '--training.optimizer.learn_rate'?"),
+        ("--warmup-steps", " Did you mean 'warmup_steps' in [training.optimizer.learn_rate], with @schedules ="),
+        ("--outputs", " Did you mean '--output'?"),
+        ("--max-step", " Did you mean '--training.max_steps'?"),
+        ("--zzz", ""),
+    ],
+)
+def test_option_meant_may_be_a_setting_of_the_config(option, said):
+    assert option_meant(option, ["--output", "--gpu-id"]).startswith(said) and (said or not option_meant(option, []))
 
 
 @pytest.mark.parametrize("name", OF_OTHERS)

@@ -43,6 +43,7 @@ def rule_of(factory, *, settings=None, teachers=None, **more):
     return Rule(factory, kind, factory, theirs, **more)
 
 
+SPANS = rule_of("spancat")
 NER = rule_of("ner", labels=frozenset(["PERSON", "CITY"]))
 
 
@@ -88,8 +89,23 @@ def test_filling_exclusive_categories_leaves_open_what_holds_elsewhere():
     """The teacher says A, which is no label here: that is not B, its next best. Its other component says D."""
     rule = rule_of("textcat", labels=frozenset("BC"), own=frozenset("BC"),
                 taught=frozenset("ABC"))  # fmt: skip
-    assert fill(text(), {"categories": {"A": 0.9, "B": 0.08, "C": 0.02, "D": 1.0}}, [rule]).cats == {}
-    assert fill(text(), {"categories": {"A": 0.1, "B": 0.7, "C": 0.2, "D": 1.0}}, [rule]).cats == {"B": 1.0, "C": 0.0}
+    counted = Filled()
+    assert fill(text(), {"categories": {"A": 0.9, "B": 0.08, "C": 0.02, "D": 1.0}}, [rule], counted).cats == {}
+    said = {"categories": {"A": 0.1, "B": 0.7, "C": 0.2, "D": 1.0}}
+    assert fill(text(), said, [rule], counted).cats == {"B": 1.0, "C": 0.0}
+    assert counted.labels["textcat"] == Counter(B=1) and counted.complete == 0
+    # What is annotated, is complete, or of another component: nothing is open.
+    held = text()
+    held.cats = {"B": 0.0, "C": 0.5}
+    for doc, more in ((held, said), (text(), said), (text(), {"categories": {"D": 1.0}})):
+        complete = frozenset("B" if doc is not held else "")
+        assert fill(doc, more, [replace(rule, complete=complete)], counted).cats == doc.cats
+    assert counted.conflicts["textcat"] == Counter(B=2) and counted.complete == 3
+
+
+def test_filling_spans_beside_others_once():
+    doc = fill(text(spans={"sc": [(2, 3, "X")]}), {"spans/sc": [(0, 2, "X"), (0, 2, "X"), (3, 4, "X")]}, [SPANS])
+    assert [(one.start, one.end) for one in doc.spans["sc"]] == [(2, 3), (0, 2), (3, 4)]
 
 
 def test_filling_entities_leaves_no_token_missing():
@@ -259,7 +275,10 @@ def test_filling_sentence_boundaries():
     said = text(sent_starts=[1, -1, -1, 1, -1, 1, -1])
     doc = fill(text(sent_starts=[1, 0, 0, -1, 1, 0, 0]), said, [rule_of("senter")], counted)
     assert [token.is_sent_start for token in doc] == [True, False, False, False, True, True, False]
-    assert counted.conflicts["senter"] == Counter(start=2)
+    assert counted.conflicts["senter"] == Counter(start=2) and counted.complete == 0
+    assert kind_of("senter").has_open(text(sent_starts=[1, 0, -1, -1, -1, -1, -1]), [])
+    fill(text(sent_starts=[1, 0, -1, -1, 1, -1, -1]), said, [rule_of("senter")], counted)
+    assert counted.complete == 0
 
 
 PARSER = rule_of("parser")
@@ -285,6 +304,13 @@ def test_filling_trees_of_sentences_without_any_arc():
     assert tree(doc)[:3] == tree(text(**TWO))[:3] and tree(doc)[5] == (4, "advmod")
     assert [token.dep_ for token in doc][3:] == ["", "", "advmod", ""]
     assert counted.labels["parser"].total() == 3
+    # One that leads from there to the other sentence, and a label that is complete.
+    doc = fill(text(heads=[3, 1, 2, 3, 4, 5, 6], deps=["x", *[""] * 6]), text(**TWO), [PARSER])
+    assert [token.dep_ for token in doc] == ["x", *[""] * 6]
+    doc = fill(text(), text(**TWO), [rule_of("parser", complete=frozenset(["advmod"]))], counted)
+    assert [bool(token.dep_) for token in doc] == [True] * 3 + [False] * 4
+    assert counted.conflicts["parser"] == Counter(sentence=1)
+    assert [token.sent_start for token in doc][1:] == [-1, -1, 0, 0, 0, 0]
 
 
 def test_filling_trees_only_where_sentence_boundaries_allow():
@@ -294,6 +320,7 @@ def test_filling_trees_only_where_sentence_boundaries_allow():
     starts = [1, -1, 1, -1, -1, -1, -1]
     doc = fill(text(sent_starts=starts), text(**TWO), [PARSER], counted)
     assert not doc.has_annotation("DEP") and counted.conflicts["parser"] == Counter(sentence=2)
+    assert (counted.texts, counted.complete) == (2, 0)
     assert [1 if token.is_sent_start else -1 for token in doc] == starts
 
 

@@ -290,7 +290,6 @@ def check_output(path: Path) -> None:
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(bytes(65_536))
-            file.flush()
     except OSError as error:
         raise ConfigError(
             f"Can't save models to --output '{path}': '{there}' can't be written to ({error.strerror or error}). Make "

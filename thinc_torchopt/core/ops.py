@@ -243,7 +243,7 @@ def _numbers_of_threads() -> list[int]:
     """1, 2, 4 and so on, up to the processors of this process: its part of them, if there are several processes."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_most = max(1, processors // processes_here())
-    return sorted({*(1 << i for i in range(at_most.bit_length()) if 1 << i <= at_most), at_most})
+    return sorted({*(1 << i for i in range(at_most.bit_length())), at_most})
 
 
 def _shapes(nlp: Language) -> list[tuple[tuple[int, int], int]]:

@@ -11,8 +11,7 @@ def plain(value: float) -> str:
     rounded = float(f"{value:.3g}")
     if rounded and not 1e-6 <= abs(rounded) < 1e6:
         return f"{rounded:g}"
-    text = f"{rounded:.9f}".rstrip("0").rstrip(".")
-    return text or "0"
+    return f"{rounded:.9f}".rstrip("0").rstrip(".")
 
 
 def count(number: int, what: str) -> str:
@@ -53,4 +52,4 @@ def time_in_words(seconds: float) -> str:
         return f"{seconds / 3_600:,.1f} hours"
     if seconds >= 90:
         return f"{seconds / 60:.0f} minutes"
-    return f"{seconds:.2g} seconds" if seconds < 10 else f"{seconds:.0f} seconds"
+    return f"{seconds:.2g} seconds"

@@ -54,6 +54,7 @@ class LocalGrid(Grid):
         return list(self.nodes)
 
     def send_and_receive(self, messages, *, timeout=None):
+        assert messages  # Flower would be asked in vain
         replies = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = f"message-{next(self._ids)}"

@@ -56,12 +56,13 @@ def test_cells_traces_after_each_step(cell, fast):
         state = traces.update(x[t], state)
         traces.solve(dh[t])
         assert distance({name: traces.trace_of(name) for name in w}, history[t]) < EXACT
-    assert distance(traces.grads, expected) < EXACT
+    assert distance(traces.grads, expected) < EXACT and not traces.snapshot().is_zero
     before = {name: traces.trace_of(name) for name in w}
     traces.reset([1])
     assert all(torch.equal(traces.trace_of(name)[0], before[name][0]) for name in w)
     assert not any(traces.trace_of(name)[1].any() for name in w)
     traces.reset()
+    assert traces.snapshot().is_zero and ParamDimTraces(CELLS[cell](), w, 2).snapshot().is_zero
     traces.clear_grads()
     assert not any(traces.trace_of(name).any() or traces.grads[name].any() for name in w)
 
@@ -312,7 +313,7 @@ def test_cells_without_biases_are_those_with_zeros(plain, cell, how, normalize):
 def test_cells_without_biases_in_a_layer(plain, module, learning):
     """torch's, of one window. float32: 1e-5."""
     torch.manual_seed(0)
-    theirs, x = module(2, 3, bias=False), torch.randn(4, 1, 2)
+    theirs, x = module(2, 3, bias=False), torch.randn(4, 1, 2, requires_grad=True)
     how = {"vjp_method": "multi-step", "window": 4} if learning == "d-rtrl" else {}
     layer = OnlineRNN(3, 2, cell=plain(), learning=learning, **how)
     layer.initialize()
@@ -324,9 +325,9 @@ def test_cells_without_biases_in_a_layer(plain, module, learning):
             node.set_param(f"{letter}{suffix}", gate.numpy().copy())
     expected, _ = theirs(x)
     expected.sum().backward()
-    found, backprop = layer.begin_update(x.numpy())
+    found, backprop = layer.begin_update(x.detach().numpy())
     assert numpy.allclose(found, expected.detach().numpy(), atol=1e-5)
-    backprop(numpy.ones_like(found))
+    assert numpy.allclose(backprop(numpy.ones_like(found)), x.grad, atol=1e-5)
     for letter, matrix in (("W", theirs.weight_ih_l0), ("U", theirs.weight_hh_l0)):
         for suffix, grad in zip(suffixes, matrix.grad.chunk(len(suffixes))):
             assert numpy.allclose(node.get_grad(f"{letter}{suffix}"), grad.numpy(), atol=1e-5)
@@ -334,10 +335,19 @@ def test_cells_without_biases_in_a_layer(plain, module, learning):
         OnlineRNN(3, 2, cell=PlainGates(), chrono=100)
 
 
+@pytest.mark.parametrize("how", [{"learning": "bptt"}, {"vjp_method": "multi-step", "window": 2}], ids=str)
+def test_cells_that_ignore_their_input(how):
+    own = cell_with(lambda self, x, s, r: (torch.cos(r("W", s[0])),), relations=(Dense("W", ("h",)),))
+    layer = OnlineRNN(3, 2, cell=own, **how)
+    layer.initialize()
+    found, backprop = layer.begin_update(numpy.ones((4, 1, 2), "f"))
+    assert not backprop(numpy.ones_like(found)).any() and recurrent_nodes(layer)[0].get_grad("U").any()
+
+
 def test_cells_say_which_weights_have_traces():
     cell = Plain()
     traces = ParamDimTraces(cell, weights_of(cell), 1)
-    assert traces.trace_of("W.weight").shape == (1, 5, 3, 1)
+    assert traces.trace_of("W.weight").shape == (1, 5, 3, 1) and traces.cell is cell
     with pytest.raises(ConfigError, match=r"'weight'.*expected 'W.weight', found 'nope'"):
         traces.trace_of("nope")
     with pytest.raises(ConfigError, match=r"'has_bias'.*true or false"):

@@ -258,6 +258,16 @@ def test_gradients_in_windows(cell, shape, size, kept):
         assert all(torch.allclose(found[name], expected[name], atol=EXACT) for name in w)
 
 
+def test_gradients_that_need_less_memory():
+    """Traces have as many numbers as the weights, states as the steps have units."""
+    w, *_ = problem("rnn", T=1, B=1, X=2, H=3)  # 18 weights
+    for how, expected in {"auto": [False, True], "forward": [True, True], "adjoint": [False, False]}.items():
+        assert [gradients.Method(traces=how).uses_traces(None, w, n) for n in (6, 7)] == expected
+    assert gradients.Method(traces="auto", trace_dtype=torch.float16).uses_traces(None, w, 6)
+    assert [adjoint.states_to_keep(n, 2) for n in (8 * 1024, 8 * 1024 + 1)] == [1, 512]
+    assert adjoint.states_to_keep(10, 10_000) == 1
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradients_of_one_sequence(cell):
     """Without a dimension for samples, as torch.nn.GRU takes it."""
@@ -322,7 +332,8 @@ def good():
         ({"window": 3}, ConfigError, "window"),
         ({"vjp_method": "multi-step", "window": 0}, ConfigError, "at least 1"),
         ({"fast_solve": "yes"}, ConfigError, "'fast_solve'.*true or false"),
-        ({"trace_dtype": "bfloat16"}, ConfigError, "'trace_dtype'.*a dtype of floats"),
+        ({"normalize_matrix_spectrum": 1}, ConfigError, "'normalize_matrix_spectrum'.*true or false"),
+        ({"trace_dtype": "bfloat16"}, ConfigError, "'trace_dtype' in eligibility_gradients.*a dtype of floats"),
         ({"trace_dtype": torch.int8}, ConfigError, "'trace_dtype'.*torch.int8"),
         ({"traces": "adjoint", "trace_dtype": torch.float16}, ConfigError, "'traces'.*trace_dtype"),
         ({"traces": "backward"}, ConfigError, "'adjoint'"),

@@ -6,13 +6,14 @@ import numpy
 import pytest
 import spacy
 import torch
-from thinc.api import Ragged, get_current_ops, set_dropout_rate, with_padded
+from thinc.api import SGD, Ragged, get_current_ops, set_dropout_rate, with_padded
 
 from thinc_torchopt.addons.online import adjoint, gradients
 from thinc_torchopt.addons.online.cells import CELLS, Cell
 from thinc_torchopt.addons.online.gradients import eligibility_gradients
 from thinc_torchopt.addons.online.node import describe, recurrent_nodes, weights_of
 from thinc_torchopt.addons.online.online_rnn import OnlineRNN, OnlineRNNEncoder, copy_torch_weights
+from thinc_torchopt.addons.online.online_trainer import OnlineTrainer
 from thinc_torchopt.addons.online.relations import Dense
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ShapeError
 from thinc_torchopt.core.params.names import walk
@@ -213,6 +214,8 @@ def test_online_rnn_copies_only_what_fits():
     square.initialize()
     with pytest.raises(ConfigError, match="2 layers, 1 directions"):
         copy_torch_weights(square, torch.nn.GRU(4, 4, bidirectional=True))
+    with pytest.raises(ConfigError, match="proj_size 2"):
+        copy_torch_weights(built(cell="torch-lstm")[0], torch.nn.LSTM(3, 4, proj_size=2))
     with pytest.raises(ConfigError, match="'tanh', found 'relu'"):
         copy_torch_weights(built(cell="rnn")[0], torch.nn.RNN(3, 4, nonlinearity="relu"))
     before = model.to_bytes()
@@ -325,6 +328,9 @@ def test_online_rnn_finds_its_widths():
     model = OnlineRNN(bidirectional=True, depth=2)
     model.initialize([some(4, 3)], [some(4, 6)])
     assert model.predict([some(2, 3)])[0].shape == (2, 6)
+    assert [(node.get_dim("nI"), node.get_dim("nO")) for node in model.layers[0].layers] == [(3, 6), (6, 6)]
+    with pytest.raises(ValueError, match="nO"):
+        OnlineRNN(bidirectional=True).initialize([some(4, 3)], [some(4, 5)])
 
 
 def test_online_rnn_dropout():
@@ -435,7 +441,9 @@ def test_online_rnn_errors_of_cells():
 @pytest.mark.parametrize(("cell", "relation"), [("gru", "Wr"), ("mgu", "Wf")])
 def test_online_rnn_warns_of_gates_that_traces_cant_follow(cell, relation):
     with pytest.warns(ConfigWarning, match=f"'{relation}' .*torch-gru"):
-        OnlineRNN(4, 3, cell=cell)
+        model = OnlineRNN(4, 3, cell=cell)
+    model.initialize()
+    OnlineTrainer(model, SGD(0.1))
     OnlineRNN(4, 3, cell=cell, learning="bptt")
 
     class Sum(Cell):
@@ -445,7 +453,9 @@ def test_online_rnn_warns_of_gates_that_traces_cant_follow(cell, relation):
             return (torch.tanh(relate("W", x, *state).cumsum(-1)),)
 
     with pytest.warns(ConfigWarning, match="'W'"):
-        built(cell=Sum())
+        model, *_ = built(cell=Sum())
+    with pytest.warns(ConfigWarning, match="'W'.*OnlineTrainer"):
+        OnlineTrainer(model, SGD(0.1))
 
 
 # ---------------------------------------------------------------------- spaCy
@@ -475,6 +485,8 @@ def test_online_rnn_encoder_in_a_pipeline():
     again = spacy.blank("xx").from_config(nlp.config).from_bytes(nlp.to_bytes())
     assert again("Anna likes London.")[0].tag_ == nlp("Anna likes London.")[0].tag_
     assert OnlineRNNEncoder(8, 0).name == "noop"
+    (node,), (same,) = (recurrent_nodes(made) for made in (OnlineRNNEncoder(1), OnlineRNN(1, 1, chrono=3)))
+    assert describe(node) == describe(same) and node.attrs["dropout_rate"] == same.attrs["dropout_rate"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinc_torchopt.addons.online.scan import Packing, linear_scan
+from thinc_torchopt.addons.online.cells import CELLS
+from thinc_torchopt.addons.online.scan import Packing, linear_scan, scan, windows
+
+from .reference import problem
 
 
 def loop(a, b, begin):
@@ -46,6 +49,23 @@ def test_linear_scan_of_decays_that_vanish():
     a, b, begin = some(100, 2, 3, seed=1)
     assert torch.equal(linear_scan(a * 0, b, begin), b)
     assert linear_scan(a * 1e-300, b, begin).isfinite().all()
+
+
+@pytest.mark.parametrize("cell", ["mingru", "lstm"])
+def test_scan_returns_states_of_sequences_that_end(cell):
+    w, x, _ = problem(cell, T=5, B=3, X=2, H=3)
+    begin = tuple(torch.rand(3, 3, dtype=x.dtype) for _ in CELLS[cell].states)
+    with torch.no_grad():
+        outputs, (after, *_), (before, *_) = scan(CELLS[cell](), w, x, begin, [3, 3, 2, 1, 1], keep=2)
+    assert torch.equal(after, torch.stack((outputs[4, 0], outputs[2, 1], outputs[1, 2])))
+    assert torch.equal(before[0], begin[0]) and torch.equal(before[1, :2], outputs[1, :2])
+    assert len(before) == 3 and torch.equal(before[2, 0], outputs[3, 0])
+
+
+def test_windows_have_up_to_so_many_rows():
+    active = [3, 3, 1, 1, 1, 1, 0]
+    assert [(steps.start, steps.stop) for steps in windows(active, 6)] == [(0, 2), (2, 7)]
+    assert [steps.start for steps in windows(active, 1)] == [0, 1, 2, 3, 4, 5, 6]
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), width=st.integers(1, 3))

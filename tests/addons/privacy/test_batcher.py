@@ -32,5 +32,6 @@ def test_poisson_batches_may_be_empty_and_whole():
 
 
 def test_poisson_refuses_more_than_all():
+    assert poisson(4).population == 0
     with pytest.raises(ConfigError, match="at most the number of examples, 3"):
         list(poisson(4)("abc"))

@@ -1,6 +1,7 @@
 """The oracle of all tests here: one example at a time, by the layers' own backward passes."""
 
 import math
+import re
 
 import numpy
 import pytest
@@ -8,6 +9,8 @@ import spacy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spacy.ml._character_embed import CharacterEmbed
+from spacy.ml.featureextractor import FeatureExtractor
 from spacy.ml.staticvectors import StaticVectors
 from spacy.pipeline.tagger import DEFAULT_TAGGER_MODEL
 from spacy.tokens import Doc
@@ -15,25 +18,34 @@ from spacy.training import Example
 from spacy.util import registry
 from thinc.api import (
     Gelu,
+    HashEmbed,
     LayerNorm,
     Linear,
     Maxout,
     Mish,
     Model,
+    Padded,
+    ParametricAttention,
     PyTorchWrapper,
+    Ragged,
     Relu,
-    Softmax,
+    Softmax_v2,
     chain,
     clone,
     concatenate,
     expand_window,
+    list2ragged,
     ragged2list,
+    reduce_mean,
     residual,
     with_array,
 )
 
 from thinc_torchopt.addons.privacy.book import Book, check_layers, clip_each_example
+from thinc_torchopt.addons.privacy.forms import FORMS
+from thinc_torchopt.addons.privacy.records import Product, Rows
 from thinc_torchopt.core.errors import ConfigError, ParamError
+from thinc_torchopt.core.host import forward_of
 
 from ...models import ready_pipeline, toy_examples
 
@@ -137,7 +149,7 @@ LAYERS = {
     "maxout, normalized": lambda: with_array(Maxout(8, 8, nP=2, normalize=True, dropout=0.0)),
     "relu": lambda: with_array(Relu(8, 8)),
     "gelu": lambda: with_array(Gelu(8, 8)),
-    "softmax": lambda: with_array(Softmax(8, 8)),
+    "softmax": lambda: with_array(Softmax_v2(8, 8, temperature=2.0)),
     "layernorm": lambda: with_array(LayerNorm(8)),
     "concatenate": lambda: with_array(chain(concatenate(Linear(4, 8), Linear(4, 8)), Linear(8, 8))),
     "a layer used twice": lambda: with_array(twice(Linear(8, 8))),
@@ -173,18 +185,21 @@ def tok2vec_with(embed, **settings):
     return tagger_of(registry.resolve({"model": config})["model"])
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.5])
-def test_book_static_vectors_as_one_at_a_time(drop):
+@pytest.mark.parametrize("alone", [None, StaticVectors, HashEmbed])
+def test_book_vectors_as_one_at_a_time(alone):
     """Alone with dropout, which then is the same for all examples: of columns."""
-    if drop:
+    if alone is StaticVectors:
         nlp = tagger_of(chain(StaticVectors(8), ragged2list()))
+    elif alone:
+        ids = chain(FeatureExtractor(["NORM"]), list2ragged())
+        nlp = tagger_of(chain(ids, with_array(HashEmbed(8, 50, column=0)), ragged2list()))
     else:
         nlp = tok2vec_with("spacy.MultiHashEmbed.v2", attrs=["NORM"], rows=[50], include_static_vectors=True)
     for i, word in enumerate(WORDS[:9]):  # not the other ones
         nlp.vocab.set_vector(word, numpy.random.default_rng(i).normal(size=5).astype("f"))
     examples = tagged(nlp, [4, 1, 19, 2, 2, 9])
     nlp.initialize(lambda: examples)
-    assert_as_one_at_a_time(shaken(nlp), examples, drop=drop)
+    assert_as_one_at_a_time(shaken(nlp), examples, drop=0.5 if alone else 0.0)
 
 
 def test_book_character_embeddings_as_one_at_a_time():
@@ -276,8 +291,9 @@ def test_book_an_example_that_is_not_finite_counts_for_nothing():
     book = Book(0.1)
     with book.recording(nlp, 3):
         nlp.update(examples, sgd=False, drop=0.0)
-        spoiled = next(found[0] for (_, name), found in book._records.items() if name == "W")
-        spoiled.dY[int(numpy.flatnonzero(spoiled.rows.owner == 1)[0])] = numpy.nan
+        for [found] in book._records.values():
+            values = found.terms if hasattr(found, "terms") else found.dY
+            values[numpy.flatnonzero(found.rows.owner == 1)[:1]] = numpy.nan
     assert not numpy.isfinite(book.norms[1]) and numpy.isfinite(book.norms[[0, 2]]).all()
     grads = grads_of(nlp)
     for key in expected:
@@ -291,13 +307,44 @@ def test_book_gradients_in_the_models_stay():
     clip_each_example(nlp, examples, 0.1)
     whole = grads_of(nlp)
     clear(nlp)
-    clip_each_example(nlp, examples[:1], 0.1)
-    clip_each_example(nlp, examples[1:], 0.1)
+    clip_each_example(nlp, examples[:1], 0.1, drop=0.0)
+    clip_each_example(nlp, examples[1:], 0.1, drop=0.0)
     for key, grad in grads_of(nlp).items():
         assert abs(grad - whole[key]).max() <= CLOSE * 0.1, key
 
 
+@pytest.mark.parametrize(("n_rows", "shape"), [(2, (1, 2, 2)), (3, (1, 12, 4))])
+def test_book_norms_by_the_smaller_matrices(n_rows, shape, monkeypatch):
+    """Of W, or of pairs of rows."""
+    made, bmm = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda one, other: made.append(bmm(one, other)) or made[-1])
+    X, dY = torch.rand(n_rows, 4), torch.rand(n_rows, 12)
+    found = Product(Rows.of([n_rows]), X, dY).norms()
+    assert torch.allclose(found, (dY.T @ X).square().sum()) and {tuple(one.shape) for one in made} == {shape}
+
+
 # ---------------------------------------------------------------------- what is refused
+
+
+RAGGED = Ragged(numpy.zeros((2, 8), "f"), numpy.array([1, 1], dtype="i"))
+PADDED = Padded(numpy.zeros((1, 2, 8), "f"), *(numpy.zeros(2, "i") for _ in range(3)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "X", "expected"),
+    [
+        (reduce_mean(), RAGGED, "2 parts for a batch of 0 examples"),
+        (ParametricAttention(8), RAGGED, "2 parts for a batch of 0 examples"),
+        (with_array(Linear(8, 8)), RAGGED, "2 parts for a batch of 0 examples"),
+        (with_array(Linear(8, 8)), [numpy.zeros((2, 8), "f")], "1 parts for a batch of 0 examples"),
+        (with_array(Linear(8, 8)), PADDED, "an input of type Padded"),
+        (CharacterEmbed(4, 3), [None, None], "2 parts for a batch of 0 examples"),
+        (StaticVectors(8), [None, None], "2 parts for a batch of 0 examples"),
+    ],
+)
+def test_book_refuses_parts_that_are_not_the_examples(layer, X, expected):
+    with pytest.raises(ParamError, match=f"layer '{re.escape(layer.name)}' got {expected}"):
+        FORMS[forward_of(layer)](Book(1.0), None, layer, X, True)
 
 
 @pytest.mark.parametrize("factory", ["ner", "parser"])
@@ -338,6 +385,10 @@ def test_book_check_finds_windows_that_are_too_wide(layer, pad, expected):
             lambda: chain(expand_window(2), Linear(8, 40)),
             r"layer 'expand_window' mixes tokens.*at least 2 rows, found 1",
         ),
+        (
+            lambda: chain(expand_window(1), Linear(8, 24), expand_window(1), Linear(8, 24)),
+            r"layer 'expand_window' mixes tokens.*at least 1 rows, found 0",
+        ),
     ],
 )
 def test_book_refuses_layers_that_mix_examples_or_have_no_form(layer, expected):
@@ -361,14 +412,13 @@ def test_book_refuses_layers_without_a_form_by_name():
         clip_each_example(nlp, examples, 1.0)
 
 
-def test_book_refuses_rows_and_parts_that_are_of_no_example():
+def test_book_refuses_rows_that_are_of_no_example():
     book, layer = Book(1.0), Linear(8, 8)
     with pytest.raises(ParamError, match=r"layer 'linear' gets rows \(ndarray\), and it is not known which"):
         book.rows_of(layer, numpy.zeros((4, 8)))
-    with pytest.raises(ParamError, match="layer 'linear' got 4 parts for a batch of 0 examples"):
-        book.check_count(layer, 4)
 
 
-def test_clip_each_example_refuses_a_clip_of_zero():
+@pytest.mark.parametrize("clip", [0.0, "1.0"])
+def test_clip_each_example_refuses_a_clip(clip):
     with pytest.raises(ConfigError, match=r"'clip'.*above 0"):
-        clip_each_example(spacy.blank("xx"), [], 0.0)
+        clip_each_example(spacy.blank("xx"), [], clip)

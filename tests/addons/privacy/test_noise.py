@@ -1,4 +1,6 @@
+import math
 import warnings
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -8,7 +10,7 @@ from thinc.api import Linear, chain, with_array
 from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise, most_steps
 from thinc_torchopt.addons.privacy.noise import Noise
 from thinc_torchopt.core.compat import has_opacus, import_opacus_accountants
-from thinc_torchopt.core.errors import StateError
+from thinc_torchopt.core.errors import ConfigError, StateError
 
 from .test_book import embedding, grads_of, tagged, tagger_of
 
@@ -122,3 +124,19 @@ def test_accounting_finds_the_last_step(kind):
     assert {most_steps(HISTORY, 2.0, 1e-5, 1.1, 0.02, kind, guess=guess) for guess in guesses} == {steps}
     assert epsilon_of([*HISTORY, (1.1, 0.02, steps)], 1e-5, kind) <= 2.0
     assert epsilon_of([*HISTORY, (1.1, 0.02, steps + 1)], 1e-5, kind) > 2.0
+
+
+@opacus
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, MemoryError])
+def test_accounting_is_infinite_where_prv_finds_no_bound(error, monkeypatch):
+    """With a noise multiplier of 0.01, for example, it would need hundreds of GiB."""
+    monkeypatch.setattr(import_opacus_accountants().PRVAccountant, "get_epsilon", Mock(side_effect=error))
+    assert epsilon_of([(0.01, 0.5, 1000)], 1e-5, "prv") == math.inf
+
+
+@opacus
+def test_accounting_at_its_ends(monkeypatch):
+    assert most_steps([], 1e-3, 1e-5, 1.1, 0.02, "rdp") == 0
+    monkeypatch.setattr(import_opacus_accountants().utils, "get_noise_multiplier", Mock(side_effect=ValueError))
+    with pytest.raises(ConfigError, match="target_epsilon = 2: none is large enough for 1,000 updates"):
+        least_noise(2.0, 1e-5, 0.5, 1000, "rdp")

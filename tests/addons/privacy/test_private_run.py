@@ -15,8 +15,14 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
-from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise
-from thinc_torchopt.addons.privacy.private_run import Privacy, plan_private_training, what_is_not_covered
+from thinc_torchopt.addons.privacy import private_run
+from thinc_torchopt.addons.privacy.accounting import Account, epsilon_of, least_noise
+from thinc_torchopt.addons.privacy.private_run import (
+    Privacy,
+    plan_privacy,
+    plan_private_training,
+    what_is_not_covered,
+)
 from thinc_torchopt.addons.trials.trial import WRITES, begin_training
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.compat import has_opacus
@@ -126,14 +132,15 @@ def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corp
     assert last["privacy"]["epsilon_rdp"] == pytest.approx(epsilon(RDPAccountant(), steps))
     assert last["privacy"]["updates"] == steps
     # It is over, also when it is started again.
-    caplog.clear()
-    assert run(config, tmp_path / "output") == {}
-    assert "Private training ends: one more update would exceed epsilon 2." in caplog.text
+    for again in (False, True):
+        assert "Private training ends: one more update would exceed epsilon 2." in caplog.text
+        caplog.clear()
+        assert again or run(config, tmp_path / "output") == {}
 
 
 @needs_opacus
 @pytest.mark.filterwarnings("ignore:Optimal order")
-def test_private_noise_is_the_least_for_the_target(tmp_path, corpus):
+def test_private_noise_is_the_least_for_the_target(tmp_path, corpus, caplog):
     from opacus.accountants.utils import get_noise_multiplier
 
     settings = {"@misc": PRIVACY["@misc"], "clip": 0.5, "delta": 1e-4, "target_epsilon": 5.0, "accountant": "rdp"}
@@ -143,6 +150,10 @@ def test_private_noise_is_the_least_for_the_target(tmp_path, corpus):
     least = get_noise_multiplier(target_epsilon=5.0, target_delta=1e-4, sample_rate=rate, steps=11, accountant="rdp")
     assert last["privacy"]["noise_multiplier"] == least
     assert last["epsilon"] == last["privacy"]["epsilon_rdp"] <= 5.0
+    # Whoever trains longer keeps the noise, and has used the epsilon.
+    config["training"]["max_steps"] = 20
+    assert run(config, tmp_path / "output") == {}
+    assert caplog.text.count(f"noise multiplier {least:.4g}") == 2
 
 
 @noises
@@ -185,8 +196,9 @@ def test_table_of_a_run_that_begins_with_an_empty_batch(tmp_path, corpus):
 
 
 def test_private_log_has_no_epsilon_without_noise(tmp_path, corpus):
-    last = entry(run(private(tmp_path, corpus, steps=5), tmp_path / "output")[5])
-    assert last["epsilon"] is None and last["privacy"]["updates"] == 6
+    infos = run(private(tmp_path, corpus, steps=5, training__eval_frequency=5), tmp_path / "output")
+    last = entry(infos[5])
+    assert last["epsilon"] is None and last["privacy"]["updates"] == 6 and "privacy" not in entry(infos[4])
 
 
 def saved_at(folder, step):
@@ -269,6 +281,8 @@ def test_private_runs_from_one_checkpoint_have_independent_noise(tmp_path, corpu
     chance = 5 / len(clipped) ** 0.5
     assert abs(cosine(10 * less - 9 * loud, clipped)) < chance
     assert abs(cosine(loud, less)) < chance
+    # noise_multiplier * clip / size. Five standard errors of a standard deviation.
+    assert abs((loud - clipped).std() / (1.0 * 0.5 / 5) - 1) < 5 / (2 * len(clipped)) ** 0.5
     # An exact repetition tells nothing new. A longer training repeats its first steps.
     again, _ = branch("again", noise=1.0, training__patience=77)
     assert torch.equal(again, loud)
@@ -350,6 +364,11 @@ def test_private_settings_are_refused_in_own_loops(tmp_path, corpus):
         nlp.update(examples[:2], sgd=optimizer)
     for one, other in zip(before, params_of(nlp.get_pipe("tagger").model)):
         assert torch.equal(one, other)
+    settings = optimizer.attachments["privacy"]
+    settings.has_noise = True  # of one update
+    settings.check_update(optimizer)
+    with pytest.raises(ConfigError, match=clipped):
+        settings.check_update(optimizer)
 
 
 @needs_opacus
@@ -420,6 +439,28 @@ def test_private_refuses_before_the_first_step(tmp_path, corpus, changes, error,
     monkeypatch.setattr(Run, "begin", lambda run: pytest.fail("the training begins"))
     with pytest.raises(error, match=expected):
         trained(config)
+
+
+def test_private_refuses_several_processes(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(private_run, "is_launched", lambda: True)
+    with pytest.raises(ConfigError, match="in several processes: train in one"):
+        trained(private(tmp_path, corpus))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"delta": 0.25, "noise_multiplier": 0.0}, "'delta'.*1 / 4, found 0.25"),
+        pytest.param(
+            {"delta": 1e-4, "noise_multiplier": 0.1, "target_epsilon": 0.01}, "'target_epsilon'", marks=needs_opacus
+        ),
+    ],
+)
+def test_private_refuses_numbers_that_allow_no_update(given, expected):
+    settings = Privacy(clip=0.5, accountant="rdp", **given)
+    account = Account(settings.delta, "rdp")
+    with pytest.raises(ConfigError, match=expected):
+        plan_privacy(settings, population=4, size=1, count_steps=lambda: 1, account=account)
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spacy.tokens import Doc, DocBin
 
 from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.core.readers import Texts, read_docs
+from thinc_torchopt.core.readers import Texts, read_docs, rows_at
 from thinc_torchopt.core.readers.rows import spans_of
 
 NLP = spacy.blank("xx")
@@ -95,7 +95,7 @@ def label_studio(texts):
     tasks = [
         {
             "id": 1,
-            "data": {"text": text},
+            "data": {"text": text, "source": f"of {text}"},
             "annotations": [
                 {"was_cancelled": True, "result": []},
                 {"was_cancelled": False, "result": [result(text, *span) for span in spans]},
@@ -172,7 +172,7 @@ def test_tags_of_each_scheme(scheme, text):
         *(tuples, annotator_of_tuples, records, table),
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 @settings(max_examples=25)
 @given(corpora)
 def test_readers_keep_characters_and_labels(write, encoding, tmp_path_factory, corpus):
@@ -185,7 +185,7 @@ def test_readers_keep_characters_and_labels(write, encoding, tmp_path_factory, c
     docs, told = read_docs(nlp, path)
     found = [(doc.text, [(ent.start_char, ent.end_char, ent.label_) for ent in doc.ents]) for doc in docs]
     assert found == texts and told.texts == told.annotated == len(texts)
-    assert not told.misfits.counts and all(doc.has_annotation("ENT_IOB") for doc in docs)
+    assert not told.misfits.counts and set(told.unused) <= {"id"} and all(doc.has_annotation("ENT_IOB") for doc in docs)
 
 
 def columns(corpus, scheme):
@@ -264,9 +264,14 @@ def test_readers_keep_classes(form, tmp_path_factory, corpus):
 
 
 TEXT = {"text": "Anna flew to Oslo.", "label": [[0, 4, "PER"]]}
+DONE = {"data": {"text": "a b"}, "annotations": [{"result": []}]}
+LABEL_STUDIO = {
+    "data": {"text": "a b"},
+    "annotations": [{"result": [{"type": "relation", "value": {}}]}, {"result": []}],
+}
 
 
-def read(tmp_path, content, name="texts", **settings):
+def read(tmp_path, content, name="texts.txt", **settings):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
     docs, told = read_docs(NLP, path, **settings)
@@ -284,7 +289,18 @@ def read(tmp_path, content, name="texts", **settings):
         (lines([TEXT, TEXT]), "Texts that stand there twice: 1 ('Anna flew to Oslo.'"),
         (lines([TEXT, {**TEXT, "label": []}]), "Texts that stand there twice, annotated in other ways: 1"),
         (lines([TEXT, 5]), "Texts of another form, or without a text: 1 ('line 2'"),
-        (lines([{**TEXT, "stars": 3}]), "Not used: stars (1)."),
+        (lines([{**TEXT, "stars": 3, "_view_id": 1, "more": []}]), "Not used: stars (1)."),
+        ("id,text,label\n1,x,A\n", "Not used: id (1)."),
+        ("text,label\n ,A\nx,B\n", "Empty texts: 1 ('row 1'"),
+        (json.dumps([TEXT, 5]), "Texts of another form, or without a text: 1 ('text 2'"),
+        (lines([TEXT, {"text": "x", "spans": [{"labels": 5}]}]), "Texts that can't be read: 1 (\"line 2: TypeError"),
+        (lines([TEXT, {"text": "xy", "label": [[1, 1, "X"]]}]), "Spans beyond the text: 1 ('1 to 1, X'"),
+        (lines([TEXT, {"text": "x ", "label": [[1, 2, "X"]]}]), "Spans of white space alone: 1 ('1 to 2, X'"),
+        (
+            json.dumps([DONE, {**DONE, "annotations": [{"was_cancelled": True}]}]),
+            "Texts that the annotator cancelled: 1 ('a b'",
+        ),
+        (json.dumps([LABEL_STUDIO, DONE]), "Not used: a second annotation of a text (1) and relation (1)."),
         (
             lines([{"text": "a", "spans": []}, {"text": "b", "answer": "reject"}]),
             'Texts whose "answer" is not "accept": 1',
@@ -311,7 +327,7 @@ def test_readers_of_spans_within_tokens(tmp_path, misaligned, found):
 
 
 def test_readers_keep_the_longest_of_few_overlapping_spans(tmp_path):
-    rows = [{"text": f"{i} x", "label": [[0, len(str(i)), "N"]]} for i in range(150)]
+    rows = [{"text": f"{i} x", "label": [[0, len(str(i)), "N"]]} for i in range(98)]
     docs, told = read(tmp_path, lines([*rows, {"text": "a b", "label": [[0, 1, "A"], [0, 3, "B"]]}]))
     assert [ent.label_ for ent in docs[-1].ents] == ["B"] and "sc" not in docs[-1].spans
     assert any(line == "Overlapping spans (the longest stay): 1." for line in told)
@@ -322,8 +338,12 @@ def test_readers_of_numbers_for_names(tmp_path):
     with pytest.raises(ConfigError, match=r"expected names in 'ner_tags', found numbers.*dataset_info\.json"):
         read(tmp_path, row)
     about = {"features": {"ner_tags": {"feature": {"names": ["O", "B-PER"]}, "_type": "Sequence"}}}
+    about["features"]["label"] = {"names": ["NEG", "POS"], "_type": "ClassLabel"}
     (tmp_path / "dataset_info.json").write_text(json.dumps(about))
-    assert [ent.label_ for ent in read(tmp_path, row)[0][0].ents] == ["PER"]
+    docs, told = read(tmp_path, row)
+    assert [ent.label_ for ent in docs[0].ents] == ["PER"] and not any("no known form" in line for line in told)
+    docs, _ = read(tmp_path, lines({"text": f"text {i}", "label": i} for i in (1, 0, -1, 2)))
+    assert [doc.cats for doc in docs] == [{"NEG": 0.0, "POS": 1.0}, {"NEG": 1.0, "POS": 0.0}, {}, {}]
 
 
 def test_readers_of_folders_and_archives(tmp_path):
@@ -332,14 +352,16 @@ def test_readers_of_folders_and_archives(tmp_path):
     folder.mkdir()
     (folder / "a.txt").write_bytes(b"Anna flew\r\nto Oslo.")
     (folder / "a.ann").write_text(
-        "T1\tPER 0 4\tAnna\nT4\tGOAL 5 13\tflew to\nT2\tGPE 14 18\tOslo\nT3\tX 0 4;5 9\tAnna flew\nR1\tOf Arg1:T1\n"
+        "T1\tPER 0 4\tAnna\nT4\tGOAL 5 13\tflew to\nT2\tGPE 14 18\tOslo\nT3\tX 0 4;5 9\tAnna flew\nR1\tOf a:T1 b:T2\n"
     )
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines([TEXT]).encode()))
     (folder / "LICENSE").write_text("Do as you like.")
     (folder / "config.cfg").write_text("[paths]\ntrain = null\n")
     (folder / "logo.png").write_bytes(b"\x89PNG\0" + bytes(range(256)))
     (folder / ".hidden").write_text("{")
-    DocBin(docs=[NLP("No.")]).to_disk(folder / "c.spacy")
+    doc = NLP("No.")
+    doc.user_data["from"] = "me"
+    DocBin(docs=[doc], store_user_data=True).to_disk(folder / "c.spacy")
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for file in folder.iterdir():
             archive.write(file, f"../../{file.name}")
@@ -351,6 +373,7 @@ def test_readers_of_folders_and_archives(tmp_path):
             ("flew\r\nto", "GOAL"),
             ("Oslo", "GPE"),
         ]
+        assert docs[2].user_data == {"from": "me"} and all(doc.vocab is NLP.vocab for doc in docs)
         assert told.misfits.counts == {"Files of no known form": 3}
         assert set(told.unused) == {"entities in several parts", "lines that begin with R"}
     docs, _ = read_docs(NLP, folder / "a.ann")
@@ -372,13 +395,58 @@ def test_readers_of_folders_and_archives(tmp_path):
             [{"X": 1.0}, {"X": 0.0}],
         ),
         (lines([{"text": "a", "label": "X"}, {"text": "b", "label": ""}]), [[], []], [{"X": 1.0}, {}]),
+        (lines([{"text": "a", "label": 1}, {"text": "b", "label": 0}]), [[], []],
+         [{"0": 0.0, "1": 1.0}, {"0": 1.0, "1": 0.0}]),
+        (lines({"text": answer, "label": "X", "answer": answer} for answer in ("accept", "reject", "ignore")), [[], []],
+         [{"X": 1.0}, {"X": 0.0}]),
+        (lines([TEXT, {"text": "a", "label": "X", "spans": [], "answer": "reject"}]), [["Anna"]], [{}]),
+        (lines([{"text": "a", "cats": {"X": 1.0, "Y": 0.5}}]), [[]], [{"X": 1.0, "Y": 0.5}]),
+        (lines([{"text": "a b c", "label": [[1, 4, "X"]]}]), [["b"]], [{}]),
+        (json.dumps(TEXT, indent=1), [["Anna"]], [{}]),
+        (json.dumps(["Anna flew", {"entities": [[0, 4, "P"]]}]), [["Anna"]], [{}]),
+        ("text,label\nx,A|B; C;\n,\ny,\n", [[], []], [{"A": 1.0, "B": 1.0, "C": 1.0}, {}]),
+        ("text,urgent\nx,1\ny,0\n", [[], []], [{"0": 0.0, "1": 1.0}, {"0": 1.0, "1": 0.0}]),
+        ("text,a,b,note\nx,1,0,hm\n", [[]], [{"a": 1.0, "b": 0.0}]),
+        ("text,label,start\nx,A,0\n", [[]], [{"A": 1.0}]),
+        ("a NN\nb VB\n\n", [[]], [{}]),
+        ("\t".join(["Anna", *"________", "B-P"]), [["Anna"]], [{}]),
+        ("I|PRP|O like|VBP|O\n\nYork|NNP|B-GPE\n", [[], ["York"]], [{}, {}]),
     ],
-    ids=["comments like words", "Label Studio's short form", "no options", "empty label"],
-)
+)  # fmt: skip
 def test_readers_of_variants(tmp_path, content, ents, cats):
     docs, _ = read(tmp_path, content)
     assert [[ent.text for ent in doc.ents] for doc in docs] == ents
     assert [doc.cats for doc in docs] == cats
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "tags", "sents"),
+    [
+        ("-DOCSTART- O\n\na O\nb B-X\n\nc O\n\n-DOCSTART- O\n\nd O\n", ["a", "b", "c"], None, [2, 1]),
+        ("It PRP\nrains VBZ\n\nNo UH\n", ["It", "rains"], ["PRP", "VBZ"], None),
+        ("I|PRP|O like|VBP|O\n", ["I", "like"], ["PRP", "VBP"], None),
+        (lines([{"words": ["It", "rains"], "tags": ["PRP", "VBZ"]}]), ["It", "rains"], ["PRP", "VBZ"], None),
+        (lines([{"text": "(a b", "tokens": [{"text": "(a"}, {"text": "b", "ws": False}], "spans": []}]), ["(a", "b"],
+         None, None),
+        (lines([{"text": "(a b", "words": ["(a", "b"], "spans": []}]), ["(a", "b"], None, None),
+        (lines([{"text": "(a  b", "words": ["(a", "b"], "spans": []}]), ["(", "a", " ", "b"], None, None),
+        (lines([{"text": "(a b", "words": ["(a"], "spans": []}]), ["(", "a", "b"], None, None),
+        (lines([{"words": ["a", "b"], "sent_starts": [1, 1]}]), ["a", "b"], None, [2]),
+    ],
+)  # fmt: skip
+def test_readers_of_words(tmp_path, content, words, tags, sents):
+    docs, _ = read(tmp_path, content)
+    assert [token.text for token in docs[0]] == words and [token.tag_ for token in docs[0]] == (
+        tags or [""] * len(words)
+    )
+    found = [len(list(doc.sents)) if doc.has_annotation("SENT_START") or len(doc) == 1 else None for doc in docs]
+    assert found == (sents or [None if len(doc) > 1 else 1 for doc in docs])
+
+
+@pytest.mark.parametrize("content", ["a O\nb B-X\n\n\nc O\n", "a|O b|B-X\n\n\n\nc|O\n"])
+def test_readers_know_the_lines_of_texts(tmp_path, content):
+    (tmp_path / "texts").write_text(content)
+    assert [row.place for row in rows_at(tmp_path / "texts")[1]] == ["line 1", "line 5"]
 
 
 def test_readers_of_spacys_older_forms(tmp_path):
@@ -390,6 +458,7 @@ def test_readers_of_spacys_older_forms(tmp_path):
     doc = read(tmp_path, json.dumps(v2))[0][0]
     assert [(t.text, t.tag_, t.ent_type_) for t in doc] == [("Anna", "N", "PER"), ("flew", "V", "")]
     tree = "1\tIt\tit\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n2\trains\train\tVERB\tVBZ\t_\t0\troot\t_\tSpaceAfter=No\n"
+    assert len(read(tmp_path, f"{tree}\n{tree}")[0]) == 2
     docs = read(tmp_path, f"# newdoc\n# text = It rains\n{tree}\n{tree}\n# newdoc\n{tree}\n")[0]
     assert [len(list(doc.sents)) for doc in docs] == [2, 1] and docs[0][0].dep_ == "nsubj"
 
@@ -418,6 +487,13 @@ def test_readers_of_spacys_older_forms(tmp_path):
         (gzip.compress(lines([TEXT]).encode(), mtime=0)[:30], "Is the file damaged, or cut off?"),
         (b"PK\x03\x04xxxx", "Is the file damaged, or cut off?"),
         (lines([{"text": "a"}]), "expected annotated texts, found none. 1 text, 0 annotated"),
+        ("text\nhello\n", r"found 'text\nhello'"),
+        ("txt,label\na,b\n", "The nearest: a table"),
+        ("a B-X\n" * 9 + "b NN\n", "in a form that is known"),
+        ("a O\n" * 9 + "b\n", "in a form that is known"),
+        ("a|O " * 9 + "b", "in a form that is known"),
+        ("a|b c|d\n", "in a form that is known"),
+        ("1\tIt\tit\tPRON\tPRP\t_\tx\tnsubj\t_\t_\n", "Is the file damaged?"),
         ('{"text": "\\ud800", "label": []}', "Texts whose annotations don't fit them: 1"),
     ],
 )
@@ -454,9 +530,10 @@ def test_files_that_are_damaged_anywhere(tmp_path_factory, content, data):
 
 
 def test_tables_of_long_texts_and_of_numbers_that_pandas_writes(tmp_path):
-    long = "word " * 60_000
+    long, before = "word " * 60_000, csv.field_size_limit()
     docs, told = read(tmp_path, f"text,start,end,label\n{long},0.0,4.0,A\n{long},5.5,9,B\nx,,,\n")
-    assert [ent.text for ent in docs[0].ents] == ["word"] and "Spans beyond the text: 1 ('5.5 to 9, B')." in told
+    assert csv.field_size_limit() == before and [ent.text for ent in docs[0].ents] == ["word"]
+    assert "Spans beyond the text: 1 ('5.5 to 9, B')." in told
 
 
 def test_files_that_are_too_large(tmp_path, monkeypatch):
@@ -466,7 +543,11 @@ def test_files_that_are_too_large(tmp_path, monkeypatch):
         archive.writestr("a", bytes(3_000_000))
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(3_000_000)))
     (tmp_path / "long").write_bytes(b"x" * 3_000_000)
-    for name in ("bomb.zip", "bomb.gz", "long"):
+    (tmp_path / "two").mkdir()
+    for name in "ab":
+        (tmp_path / "two" / name).write_bytes(b"{}" + b" " * 1_500_000)
+    monkeypatch.setattr("thinc_torchopt.core.readers.files._MOST", 2_999_999)
+    for name in ("bomb.zip", "bomb.gz", "long", "two"):
         with pytest.raises(ConfigError, match="expected at most 2 MB, found more"):
             read_docs(NLP, tmp_path / name)
     with pytest.raises(ConfigError, match="there is no such file"):

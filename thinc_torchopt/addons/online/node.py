@@ -40,9 +40,9 @@ class Settings:
     cell: Cell
     learning: str
     method: Method
+    is_top: bool
     reverse: bool = False
     chrono: int | None = None
-    is_top: bool = True
 
     @property
     def gradient(self) -> str:

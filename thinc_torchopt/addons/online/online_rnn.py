@@ -92,11 +92,10 @@ def OnlineRNN(
         where.refuse("nO", "an even number with bidirectional = true, half for each direction", nO)
     if learning == "d-rtrl":
         warn_of_truncation(made.truncated or (), where)
-    settings = Settings(made, learning, method, chrono=chrono)
     layers = []
     for i in range(depth):
         width = nI if i == 0 else nO
-        of_layer = replace(settings, is_top=i == depth - 1)
+        of_layer = Settings(made, learning, method, is_top=i == depth - 1, chrono=chrono)
         if bidirectional:
             half = None if nO is None else nO // 2
             ways = [

@@ -35,7 +35,7 @@ from .eligibility import BLOCK, ParamDimTraces, TracesState, check_trace_dtype
 from .functional import check_real, warn_of_truncation
 from .node import SETTINGS, Settings, add_grads, as_array, as_tensor, recurrent_nodes, weights_of
 
-_VERSION = 1
+_VERSION = 2
 _WHAT = "the state of the online trainer"
 _WHERE = Section("OnlineTrainer", allows_texts=False)
 
@@ -74,7 +74,7 @@ class OnlineState:
     """The saved form of an online trainer.
 
     tokens (int): The number of tokens read. layers (list): As they were before the block. block (list): The tokens
-    since then. optimizer (dict): Its own state.
+    since then. optimizer (dict): Its own state, with the gradients of params.
     """
 
     version: Count
@@ -82,7 +82,6 @@ class OnlineState:
     layers: list[LayerState]
     block: list[Token]
     params: dict[str, Tensor]
-    grads: dict[str, Tensor]
     optimizer: dict[str, Any]
 
 
@@ -96,7 +95,6 @@ class _Together:
 
     def __init__(self, models: Mapping[str, Model]):
         self.components = self.pipeline = [(name, self.Component(model)) for name, model in models.items()]
-        self.component_names = self.pipe_names = list(models)
 
 
 class OnlineTrainer:
@@ -297,10 +295,8 @@ class OnlineTrainer:
 
     def _chosen(self, rows: Any) -> Any:
         """An index of streams. RAISES (ConfigError): No such streams."""
-        if rows is None or isinstance(rows, slice):
-            return slice(None) if rows is None else rows
         try:
-            return torch.arange(self.batch_size)[rows]
+            return torch.arange(self.batch_size)[slice(None) if rows is None else rows]
         except (IndexError, TypeError, ValueError):
             _WHERE.refuse("rows", f"the numbers of streams, from 0 to {self.batch_size - 1}", rows)
 
@@ -320,9 +316,8 @@ class OnlineTrainer:
         return write(self._snapshot())
 
     def _snapshot(self) -> OnlineState:
-        params, grads = self._params()
         layers = [LayerState(**vars(layer.traces.snapshot()), state=list(layer.begin)) for layer in self._layers]
-        return OnlineState(_VERSION, self.tokens, layers, self._block, params, grads, self.optimizer.state_dict())
+        return OnlineState(_VERSION, self.tokens, layers, self._block, self._params(), self.optimizer.state_dict())
 
     def load_state_dict(self, saved: Any) -> None:
         """Resume from a saved state. Everything is checked first; an error changes nothing.
@@ -333,12 +328,9 @@ class OnlineTrainer:
         check_version(saved, _VERSION, _WHAT)
         state, here = read(OnlineState, saved, _WHAT), self._snapshot()
         expected, found = dict(_tensors(write(here))), dict(_tensors(write(state)))
-        for name in state.grads:
-            if (form := _form(found, f"grads/{name}")) != _form(expected, f"params/{name}"):
-                refuse(_WHAT, f"grads/{name}", "a gradient in the shape and dtype of its param", str(form))
         names = sorted(expected.keys() | found.keys())
         different = [name for name in names if _form(expected, name) != _form(found, name)]
-        if different := [name for name in different if not name.startswith(("grads/", "block/"))]:
+        if different := [name for name in different if not name.startswith("block/")]:
             first = different[0]
             raise StateError(
                 f"Can't load {_WHAT}: expected the params, layers, batch_size and trace_dtype of this trainer, "
@@ -364,7 +356,6 @@ class OnlineTrainer:
         self.optimizer.load_state_dict(state.optimizer)
         for name, tensor in here.params.items():
             tensor.copy_(state.params[name])
-        self._load_grads(state.grads)
         for layer, of_layer in zip(self._layers, state.layers):
             layer.state = layer.begin = tuple(s.clone() for s in of_layer.state)
             layer.steps = []
@@ -389,40 +380,18 @@ class OnlineTrainer:
 
         self.load_state_dict(read_folder(Path(path)))
 
-    def _params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Params, and their gradients if any, by lasting names."""
-        params, grads = {}, {}
-        for name, owner, param in self._slots():
-            if isinstance(param, Tensor):
-                params[name] = param.detach()
-                if param.grad is not None:
-                    grads[name] = param.grad
-                continue
-            params[name] = as_tensor(owner.get_param(param))
-            if owner.has_grad(param):
-                grads[name] = as_tensor(owner.get_grad(param))
-        return params, grads
-
-    def _load_grads(self, saved: Mapping[str, Tensor]) -> None:
-        for name, owner, param in self._slots():
-            grad = saved[name].clone() if name in saved else None
-            if isinstance(param, Tensor):
-                param.grad = grad
-            elif grad is not None:
-                owner.set_grad(param, as_array(owner, grad))
-            elif owner.has_grad(param):
-                owner.get_grad(param)[...] = 0.0
-
-    def _slots(self) -> Iterator[tuple[str, Any, Any]]:
-        """Name, owner, and thinc's name or torch's param, of all params with a value."""
+    def _params(self) -> dict[str, Tensor]:
+        """All params with a value, by lasting names."""
         from ...core.params import walk
 
+        params: dict[str, Tensor] = {}
         for prefix, model in self.models.items():
             for found in walk(model, prefix):
                 if found.param is not None:
-                    yield found.name, found.owner, found.param
+                    params[found.name] = found.param.detach()
                 elif found.owner.has_param(found.key[1]):  # type: ignore[index]
-                    yield found.name, found.owner, found.key[1]  # type: ignore[index]
+                    params[found.name] = as_tensor(found.owner.get_param(found.key[1]))  # type: ignore[index]
+        return params
 
 
 def _finite(name: str, tensor: Tensor) -> Tensor:

@@ -343,7 +343,7 @@ def tell_products(
     if ops == "fastest":
         return text if stays else f"{text}, and is what the training takes."
     if len(steps) == 1:
-        return f'{text} ops = "fastest" changes nothing here.'
+        return f'{text}{"" if stays else "."} ops = "fastest" changes nothing here.'
     where = "in [training.optimizer]" if has_setting else "of the optimizers of thinc-torchopt"
     does = "makes parsers and NER do fewer of them" if stays else "takes it"
     before, after = map(time_in_words, steps)

@@ -92,7 +92,7 @@ def epsilon_of(history: PrivacyHistory, delta: float, kind: Accountant) -> float
             accountant = accountants.PRVAccountant()
             accountant.history = [(noise, rate, int(steps)) for noise, rate, steps in history]
             return float(accountant.get_epsilon(delta=delta))
-        except (ValueError, RuntimeError):  # PRV finds no bound where epsilon is very large
+        except (ValueError, RuntimeError, MemoryError):  # PRV finds no bound where epsilon is very large
             return math.inf
 
 

@@ -72,7 +72,7 @@ class Book:
 
     def __init__(self, clip: float):
         self.clip = clip
-        self.norms = numpy.zeros(0, dtype="f")
+        self.norms: numpy.ndarray
         self._frozen: Collection[Key] = ()
         self._n = 0
         self._rows: dict[int, tuple[Any, Rows]] = {}

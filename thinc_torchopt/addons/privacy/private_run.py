@@ -81,7 +81,6 @@ class Privacy(Attachment):
     )
 
     own_block: ClassVar[str] = "privacy"
-    decides_alike: ClassVar[bool] = True
 
     clip: float
     delta: float
@@ -223,9 +222,7 @@ class PrivateUpdates:
 
     @property
     def plan(self) -> PrivacyPlan:
-        """RAISES (RuntimeError): `before_run` was not called."""
-        if self._plan is None:
-            raise RuntimeError("Call before_run() before.")
+        assert self._plan is not None  # of `before_run`
         return self._plan
 
     # ------------------------------------------------------------------ one step

@@ -27,9 +27,6 @@ LEAST_SHARE: Final = 0.1
 # The suggester of spaCy's template proposes spans of up to 3 tokens: enough, if at most this share is longer.
 _LONGER: Final = 0.05
 _LONGEST: Final = 12
-# Shares of texts, above which there is a note on their language.
-_OTHER_SCRIPT: Final = 0.1
-_OTHER_TOKENS: Final = 0.1
 # A score's name has the key of its spans, and is a key of the config, too.
 _NO_KEY: Final = ":=\n\r$"
 

@@ -283,7 +283,7 @@ class Draft:
         schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
         peak = best.peak_for(end)
         schedule.put("initial_rate", peak, f"The highest rate, for {best.what}{of_batches}.")
-        warmup = _rounded(min(BEST_WARMUP / end.steps, 0.3))
+        warmup = _rounded(BEST_WARMUP / end.steps)
         schedule.put("warmup_ratio", warmup)
         self._replace("learn_rate", schedule)
         self.changes.append(

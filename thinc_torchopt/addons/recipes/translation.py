@@ -71,6 +71,7 @@ class Translation:
     def fill_in(self) -> None:
         """Write the settings that spaCy fills in for Adam.v1 only: another optimizer would not get them."""
         missing = [key for key in self.values if key not in self.section and key != "@optimizers"]
+        missing.sort(key="L2_is_weight_decay".__eq__)  # for torch it goes, and a comment above it would stay
         for i, key in enumerate(missing):
             says = ["spaCy fills these in for its Adam.v1, and for no other optimizer:"] if i == 0 else []
             self.section.put(key, self.values[key], *says)

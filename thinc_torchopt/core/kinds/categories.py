@@ -55,15 +55,14 @@ class Categories(Kind):
 
     def count(self, doc: Doc, found: Any) -> None:
         super().count(doc, found)
-        values = doc.cats.items()
         found.names.update(doc.cats)
         found.in_texts.update(dict.fromkeys(doc.cats, 0))  # it knows a label that no text has
-        found.denied.update(name for name, value in values if value == 0)
+        found.denied.update(name for name, value in doc.cats.items() if value == 0)
         if doc.cats:
-            held = sum(value == 1 for _, value in values)
+            held = sum(value == 1 for value in doc.cats.values())
             found.none += not held
             found.several += held > 1
-            found.between += any(value not in (0, 1) for _, value in values)
+            found.between += any(value not in (0, 1) for value in doc.cats.values())
 
     def labels_in(self, docs: Iterable[Doc]) -> Counter[str]:
         found: Counter[str] = Counter()

@@ -57,7 +57,7 @@ class Annotations:
     words: int = 0
     places: dict[str, Found] = field(default_factory=lambda: {kind.place: kind.found() for kind in _IN_ANY_TEXT})
     repeated: Tally = field(default_factory=Tally)
-    seen: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
+    seen: dict[int, int] = field(default_factory=dict, compare=False)
 
     def of(self, kind: Kind) -> Any:
         """RETURNS (Found): What a component learns from, in the form of its kind."""

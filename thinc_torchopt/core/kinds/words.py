@@ -153,7 +153,7 @@ class Lemmas(_OfWords):
         return ["=" if form == lemma else f"{form}>{lemma}" for form, lemma in pairs if lemma] or None
 
     def fault(self, found: Found) -> str:
-        if found.labels and max(found.labels.values()) < LEAST_CHANGES:
+        if max(found.labels.values()) < LEAST_CHANGES:
             return f"no change from word to lemma occurs {LEAST_CHANGES} times"
         return super().fault(found)
 
@@ -218,7 +218,7 @@ class Trees(_OfWords):
         found.right_arcs += int((offsets < 0).sum())
 
     def fault(self, found: Any) -> str:
-        if found.labels and min(found.left_arcs, found.right_arcs) < _LEAST_ARCS:
+        if min(found.left_arcs, found.right_arcs) < _LEAST_ARCS:
             arcs = f"{found.left_arcs:,} words before their head and {found.right_arcs:,} after it"
             return f"there are {arcs}, and spaCy's parser needs {_LEAST_ARCS} of each"
         return super().fault(found)

@@ -34,7 +34,7 @@ class File:
 
     path: str
     content: bytes
-    others: dict[str, File] = field(default_factory=dict, repr=False)
+    others: dict[str, File] = field(default_factory=dict)
 
     def about(self) -> File | None:
         """The file beside it that has the names of labels."""

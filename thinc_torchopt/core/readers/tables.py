@@ -35,7 +35,7 @@ def names_of(file: File) -> list[str]:
 def _cells(file: File) -> list[list[str]]:
     first = next(filter(str.strip, file.lines), "")
     delimiter = max(",\t;|", key=first.count)
-    before = csv.field_size_limit(len(file.text) + 1)  # a text may be long
+    before = csv.field_size_limit(len(file.text))  # a text may be long
     try:
         rows = list(csv.reader(io.StringIO(file.text, newline=""), delimiter=delimiter))
     finally:
@@ -135,19 +135,21 @@ def read_columns(file: File) -> Iterator[Row]:
     lines = _columns_of(file)
     width = _width(lines)
     has_documents = any(fields[:1] == [_DOCUMENT] for fields in lines)
-    begin, words, tags, starts = 1, list[str](), list[str](), list[int]()
+    words, tags, starts = list[str](), list[str](), list[int]()
     for i, fields in enumerate([*lines, [], [_DOCUMENT]], start=1):
         is_document = fields[:1] == [_DOCUMENT]
-        if words and (is_document or not (fields or has_documents)):
+        if fields and not is_document and len(fields) == width:
+            if not words:
+                begin = i
+            starts.append(-1 if words and lines[i - 2] else 1)
+            words.append(fields[0])
+            tags.append(fields[-1].strip())
+        elif words and (is_document or not (fields or has_documents)):
             row = Row(f"line {begin:,}", words=words, unused=[f"column {k}" for k in range(2, width)])
             row.tags, row.pos = (tags, None) if all(map(is_tag, tags)) else (None, tags)
             row.given = {"sent_starts": starts} if starts.count(1) > 1 else {}
             yield row
-            begin, words, tags, starts = i + 1, [], [], []
-        elif fields and not is_document and len(fields) == width:
-            starts.append(-1 if words and lines[i - 2] else 1)
-            words.append(fields[0])
-            tags.append(fields[-1].strip())
+            words, tags, starts = [], [], []
         elif fields and not is_document and not fields[0].startswith("#"):
             raise ConfigError(
                 f"Can't read '{file.path}': expected {width} columns in line {i:,}, as in most lines, found "
@@ -169,7 +171,7 @@ def read_conllu(file: File) -> Iterator[Row]:
 
 
 def is_iob(file: File) -> bool:
-    words = file.text[:20_000].split()[:1000]
+    words = file.text[:20_000].split()
     return bool(words) and sum("|" in word and is_tag(word.rpartition("|")[2]) for word in words) > 0.9 * len(words)
 
 

@@ -1,0 +1,11 @@
+"""Optimizers of thinc under the names of torch."""
+
+import pytest
+
+from .kit import rows, written
+
+
+@pytest.mark.parametrize("row", rows("translation"))
+def test_translation_writes(row, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert written(row).splitlines() == row["writes"].splitlines()
