@@ -75,25 +75,6 @@ def test_oracle_same_firings_and_errors(case):
         assert all(firing.step == event["global_step"] and firing.event == event["event"] for firing in firings)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case["id"]) for case in cases() if "trigger_log" in str(case) and not fails_early(case)],
-)
-def test_oracle_same_log(case, caplog):
-    """Each action is logged, at the level that the definition asks for; ours adds the step and the values."""
-    controller = TrainerController(case["definition"])
-    with caplog.at_level("DEBUG", "spacy.torchopt"):
-        for event in case["events"]:
-            caplog.clear()
-            controller.on_event(event["event"], **payload(case, event))
-            told = [(record.levelname, record.getMessage()) for record in caplog.records]
-            logged = [(level, text) for level, text in told if "Taking" in text]
-            expected = event.get("trigger_log", [])
-            assert len(logged) == len(expected)
-            for (level, message), (expected_level, expected_message) in zip(logged, expected):
-                assert level == expected_level and message.startswith(expected_message)
-
-
 # ---------------------------------------------------------------------- the differences that docs/controller.md lists
 
 
