@@ -246,10 +246,10 @@ def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
     config = config_for(tmp_path, corpus, steps=5, initialize__vectors="${paths.vectors}")
     config["paths"]["vectors"] = None
     run(config, tmp_path / "out")
-    before = digests(tmp_path / "out")
+    before = digests(tmp_path / "out"), contents(tmp_path / "state")
     assert run(config, tmp_path / "out") == {}
     assert "was finished, after step 5. To train longer, raise max_steps" in caplog.text
-    assert digests(tmp_path / "out") == before
+    assert (digests(tmp_path / "out"), contents(tmp_path / "state")) == before
     # The config of the saved pipeline, in which the variables of [paths] are filled in.
     saved = Config().from_disk(tmp_path / "out" / "model-last" / "config.cfg", interpolate=False)
     assert saved["initialize"]["vectors"] is None
@@ -312,6 +312,21 @@ def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_pat
         pytest.warns(CheckpointWarning, match="are damaged: the training starts from the beginning"),
     ):
         assert min(run(config, None, crash_at=1)) == 0
+
+
+@pytest.mark.parametrize("of", ["random", "data"])
+def test_checkpoint_refuses_generators_that_it_can_not_set(of, corpus, tmp_path):
+    """Its checksums are right, as if another program had written it."""
+    config = config_for(tmp_path, corpus)
+    run(config, None, crash_at=1)
+    [path] = steps_of(tmp_path / "state")
+    state = read_folder(path)
+    generators = state["random"] if of == "random" else state["data"]["start"]
+    generators["python"] = [3, torch.zeros(3, dtype=torch.int64), None]
+    shutil.rmtree(path)
+    write_folder(path, state)
+    with pytest.raises(StateError, match="the random generators"):
+        run(config, None)
 
 
 def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp_path):
