@@ -381,8 +381,12 @@ def test_definition_file_without_keys_is_named(content, tmp_path):
         trainer_controller(tmp_path / "d.yaml")
 
 
-def test_definition_that_would_be_waited_for(tmp_path):
-    """Nobody writes to the pipe, and the device never ends."""
+def test_definition_that_would_be_waited_for(tmp_path, monkeypatch):
+    """Nobody writes to the pipe, and the device never ends. What was a file may have become one."""
+    opened, open_ = [], os.open
+    monkeypatch.setattr(os, "open", lambda name, flags: opened.append(flags) or open_(name, flags))
+    (tmp_path / "d.yaml").write_text(YAML)
+    assert read_file(tmp_path / "d.yaml", "it") and opened[-1] & os.O_NONBLOCK
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", tmp_path, "/dev/zero", "/dev/null"):
         with pytest.raises(ControllerError, match=r"Can't read .*a folder, a pipe or a device instead of a file"):
