@@ -125,16 +125,6 @@ def test_learner_reads_nothing_twice(model, unbroken, tmp_path):
     assert not list(output.glob(".unfinished*"))
 
 
-def test_learner_goes_on_with_a_file_that_has_grown(model, unbroken, tmp_path):
-    whole, expected = unbroken
-    stream, lines = tmp_path / "stream.jsonl", whole.read_bytes().splitlines(keepends=True)
-    for end in (7, 12, 18):
-        # The last line may have no end yet.
-        stream.write_bytes(b"".join(lines[:end]).rstrip(b"\n"))
-        learn(model, stream, tmp_path / "out", replay=1, memory=4)
-    assert files(tmp_path / "out") == files(expected) and rows(tmp_path / "out") == rows(expected)
-
-
 @pytest.mark.parametrize("damage", ["changed", "changed early", "shorter", "removed"])
 def test_learner_refuses_another_file(model, unbroken, tmp_path, damage):
     stream, expected = tmp_path / "stream.jsonl", shutil.copytree(unbroken[1], tmp_path / "out")

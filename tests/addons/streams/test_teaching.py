@@ -220,40 +220,38 @@ def test_teaching_leaves_what_a_text_calls_complete(model, tmp_path):
         learn(model, stream, tmp_path / "bad", new_labels="add")
 
 
-ABC, AB = {"words": ["a", "b", "c"]}, {"words": ["ab", "c"], "spaces": [True, False]}
-ABC["spaces"] = [False, True, False]
+def said(text):
+    """Words with what is said of each, or of all: "a:U-OLD b:O", {"OLD": 1.0}. None: nothing."""
+    if not isinstance(text, str):
+        return {"words": ["a", "b", "c"]} | ({} if text is None else {"cats": text})
+    words, marks = zip(*(part.split(":") for part in text.split()))
+    return {"text": "ab c", "words": list(words), "entities": list(marks), "tags": [mark[2:] for mark in marks]}
 
 
 @pytest.mark.parametrize(
     ("factory", "texts", "scores"),
     [
         # OLD: 2 right of 4 predicted and 3 annotated; NEW: 0 of 1 and 1. The last text says nothing of entities.
-        ("ner", [(ABC | {"entities": ["U-OLD", "U-NEW", "O"]}, ABC | {"entities": ["U-OLD", "O", "U-NEW"]}),
-                 (AB | {"entities": ["U-OLD", "U-OLD"]}, ABC | {"entities": ["B-OLD", "L-OLD", "O"]}),
-                 (ABC | {"entities": ["U-OLD", "O", "O"]}, ABC | {"entities": ["O", "O", "U-OLD"]}),
-                 (ABC | {"entities": ["U-OLD", "O", "O"]}, ABC)], (4 / 7, 0.0)),
+        ("ner", [("a:U-OLD b:U-NEW c:O", "a:U-OLD b:O c:U-NEW"), ("ab:U-OLD c:U-OLD", "a:B-OLD b:L-OLD c:O"),
+                 ("a:U-OLD b:O c:O", "a:O b:O c:U-OLD"), ("a:U-OLD b:O c:O", None)], (4 / 7, 0.0)),
         # Against a text that has none, each is wrong.
-        ("ner", [(ABC | {"entities": ["U-OLD", "O", "O"]}, ABC | {"entities": []})], (0.0, None)),
+        ("ner", [("a:U-OLD b:O c:O", "a:O b:O c:O")], (0.0, None)),
         # OLD: 1 of 1 and 2; NEW: 1 of 1 and 1, as the first text does not name it.
-        ("textcat_multilabel", [(ABC | {"cats": {"OLD": 0.9, "NEW": 0.7}}, ABC | {"cats": {"OLD": 1.0}}),
-                                (ABC | {"cats": {"OLD": 0.1, "NEW": 0.5}}, ABC | {"cats": {"OLD": 1.0, "NEW": 1.0}}),
-                                (ABC | {"cats": {"OLD": 0.9, "NEW": 0.9}}, ABC)], (2 / 3, 1.0)),
+        ("textcat_multilabel", [({"OLD": 0.9, "NEW": 0.7}, {"OLD": 1.0}), ({"OLD": 0.9, "NEW": 0.9}, None),
+                                ({"OLD": 0.1, "NEW": 0.5}, {"OLD": 1.0, "NEW": 1.0})], (2 / 3, 1.0)),
         # The best one, if any: OLD 1 of 1 and 2; NEW 1 of 2 and 1. The last text has neither.
-        ("textcat", [(ABC | {"cats": {"OLD": 0.6, "NEW": 0.4}}, ABC | {"cats": {"OLD": 1.0, "NEW": 0.0}}),
-                     (ABC | {"cats": {"OLD": 0.4, "NEW": 0.6}}, ABC | {"cats": {"OLD": 0.0, "NEW": 1.0}}),
-                     (ABC | {"cats": {"OLD": 0.2, "NEW": 0.8}}, ABC | {"cats": {"OLD": 1.0, "NEW": 0.0}}),
-                     (ABC | {"cats": {"OLD": 0.0, "NEW": 0.0}}, ABC | {"cats": {"OLD": 0.0, "NEW": 0.0}})],
+        ("textcat", [({"OLD": 0.6, "NEW": 0.4}, {"OLD": 1.0, "NEW": 0.0}), ({"OLD": 0.4, "NEW": 0.6}, {"NEW": 1.0}),
+                     ({"OLD": 0.2, "NEW": 0.8}, {"OLD": 1.0, "NEW": 0.0}), ({"OLD": 0.0}, {"OLD": 0.0})],
          (2 / 3, 2 / 3)),
         # OLD: 1 of 2 and 2; NEW: 0 of 1 and 0. A word that is divided otherwise is another one.
-        ("tagger", [(AB | {"tags": ["OLD", "OLD"]}, ABC | {"tags": ["OLD", "", "OLD"]}),
-                    (ABC | {"tags": ["NEW", "", ""]}, ABC | {"tags": ["", "", ""]})], (0.5, None)),
+        ("tagger", [("ab:U-OLD c:U-OLD", "a:U-OLD b:O c:U-OLD"), ("a:U-NEW b:O c:O", "a:O b:O c:O")], (0.5, None)),
     ],
 )  # fmt: skip
 def test_scores_of_old_and_new_labels_by_hand(factory, texts, scores):
     nlp = toy_pipeline([factory], shared=False)
     for label in ("OLD", "NEW"):
         nlp.get_pipe(factory).add_label(label)
-    examples = [Example(*(make_example(nlp, one, "it").reference for one in pair)) for pair in texts]
+    examples = [Example(*(make_example(nlp, said(one), "it").reference for one in pair)) for pair in texts]
     assert old_and_new(nlp, examples, {factory: {"NEW"}}) == pytest.approx(scores)
     assert old_and_new(nlp, examples, {}) == (None, None)
 
