@@ -464,16 +464,6 @@ def test_checkpoint_advises_what_helps(path, corpus, tmp_path):
         assert min(run(config_for(tmp_path, corpus, training__max_epochs=9), None, crash_at=5)) == 4
 
 
-def test_checkpoint_follows_its_advice_where_the_batches_stay_the_same(corpus, tmp_path):
-    run(config_for(tmp_path, corpus), None, crash_at=4)
-    changed = config_for(tmp_path, corpus, steps=5, corpora__train__limit=1000)
-    with pytest.raises(StateError, match=r"if the batches are the same with it: --training\.optimizer.*change warn"):
-        run(changed, None)
-    changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
-    with pytest.warns(CheckpointWarning, match=r"corpora\.train\.limit: 0 before, 1000 now"):
-        assert min(run(changed, None)) == 4
-
-
 def test_checkpoint_that_is_refused_leaves_the_optimizer_alone(tmp_path):
     """The advice is chosen without loading. A schedule that is ahead is named."""
 
