@@ -1,9 +1,8 @@
 """Checks of configs that spaCy would fail at late, or pass over."""
 
-import errno
-import io
 import shutil
 import warnings
+from io import FileIO
 
 import pytest
 import spacy
@@ -191,17 +190,9 @@ def test_texts_that_a_reader_can_not_decode(config, tmp_path):
         check_corpora(config, ["train_corpus"])
 
 
-class _FullDisk(io.RawIOBase):
-    def writable(self):
-        return True
-
-    def write(self, content):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_output_needs_room(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: io.BufferedWriter(_FullDisk(), 1_000_000))
-    with pytest.raises(ConfigError, match=r"can't be written to \(No space left on device\)"):
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: FileIO("/dev/full", "w"))
+    with pytest.raises(ConfigError, match="can't be written to"):
         check_output(tmp_path)
 
 
