@@ -528,7 +528,7 @@ def test_optimizer_refuses_two_params_of_one_name():
     groups = [{"params": first.named_parameters()}, {"params": second.named_parameters()}]
     with pytest.raises(ParamError, match=r"several are called bias, weight"):
         Modular(groups, 0.1)
-    optimizer = Modular(first.named_parameters(), 0.1)
+    optimizer = Modular(first.named_parameters(), 0.1, modules=None, regularizers=None)
     with pytest.raises(ParamError, match="bias, weight"):
         optimizer.add_param_group({"params": second.named_parameters()})
     assert list(optimizer.named_params()) == ["weight", "bias"]
@@ -660,11 +660,6 @@ def test_optimizer_parts_cannot_be_changed_in_a_copy():
     for name in ("modules", "regularizers", "decay", "normalize"):
         with pytest.raises(AttributeError):
             setattr(optimizer, name, ())
-
-
-def test_optimizer_takes_none_for_no_parts():
-    optimizer = Modular(params().items(), 0.1, modules=None, regularizers=None)
-    assert not optimizer.modules and not optimizer.regularizers
 
 
 class CountsRounds(Module):

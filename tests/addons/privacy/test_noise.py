@@ -8,7 +8,7 @@ import torch
 from thinc.api import Linear, chain, with_array
 
 from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise, most_steps
-from thinc_torchopt.addons.privacy.noise import Noise
+from thinc_torchopt.addons.privacy.noise import Noise, slots_of
 from thinc_torchopt.core.compat import has_opacus, import_opacus_accountants
 from thinc_torchopt.core.errors import ConfigError, StateError
 
@@ -88,9 +88,12 @@ def test_noise_refuses_a_damaged_secret(secret):
     assert noise.secret == before
 
 
-def test_noise_leaves_out_components():
+def test_noise_is_drawn_once_for_what_components_share_and_not_for_those_left_out():
     nlp = pipeline()
-    Noise(0).add(nlp, ["tagger"], (), std=1.0, divide_by=1.0)
+    nlp.add_pipe("tagger", name="other").model = nlp.get_pipe("tagger").model
+    slots = [(node.id, name) for node, name in slots_of(nlp, (), ())]
+    assert len(slots) == len(set(slots)) > 0
+    Noise(0).add(nlp, ["tagger", "other"], (), std=1.0, divide_by=1.0)
     assert not any(grad.any() for grad in grads_of(nlp).values())
 
 

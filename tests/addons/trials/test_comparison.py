@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.training import Example
 
-from thinc_torchopt.addons.trials.comparison import Sentences, compare, part_of, t_quantile
+from thinc_torchopt.addons.trials.comparison import Comparison, Difference, Sentences, compare, part_of, t_quantile
 
 NLP = spacy.blank("xx")
 
@@ -128,6 +128,8 @@ def test_comparison_advises_more_texts():
     few = {name: {0: row, 1: row} for name, row in {"a": [0.8, 0.8], "b": [0.81, 0.8]}.items()}
     told = compare({"a": {0: 0.80, 1: 0.82}, "b": {0: 0.81, 1: 0.831}}, "a", few).verdict("the config")
     assert told.endswith("More texts to evaluate on would help more than more seeds.")
+    alike = Comparison({"a": 0.8, "b": 0.81}, {"b": Difference(0.01, 0.1, 0.1, 1, 1)}, "a", 2)
+    assert alike.verdict("a").endswith("may be chance.")
 
 
 @given(st.lists(st.sampled_from("abcdé字"), min_size=1, max_size=30), st.randoms(), st.integers(0, 5))

@@ -427,10 +427,3 @@ def test_lr_finder_needs_development_data(tmp_path):
     DocBin().to_disk(tmp_path / "dev.spacy")
     with pytest.raises(ConfigError, match=r"expected examples in \[training\] dev_corpus = 'corpora.dev', found none"):
         run_range_test(nlp, config)
-
-
-def test_lr_finder_of_a_corpus_that_is_shorter_than_the_test(tmp_path):
-    """Whatever the config says of its epochs: it is read again."""
-    nlp, config = bowls(tmp_path, {"bowl": {"curvature": 10.0}})
-    config["training"]["max_epochs"] = 1
-    assert run_range_test(nlp, config).suggestion is not None

@@ -228,6 +228,8 @@ def test_trial_shortens_schedules_that_end_with_the_training():
     short, _ = shorten(config_of(text), 200)
     assert short["training"]["optimizer"]["learn_rate"]["warmup_steps"] == 10
     assert "total_steps" not in short["training"]["optimizer"]["learn_rate"]
+    short, _ = shorten(config_of(f"{text}decay_ratio = 1.0\n", max_steps=0), 50)  # leaves no room
+    assert short["training"]["optimizer"]["learn_rate"]["warmup_steps"] == 50
 
 
 @given(

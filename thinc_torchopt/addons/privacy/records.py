@@ -29,8 +29,8 @@ class Rows:
         self.owner = owner
         self.n = n
         self.reach = reach
-        self._blocks: list[tuple[Tensor, Tensor]] | None = None
-        self._index: Tensor | None = None
+        self._blocks: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+        self._index: dict[torch.device, Tensor] = {}
 
     @classmethod
     def of(cls, lengths: Sequence[int] | numpy.ndarray, *, pad: int = 0) -> Rows:
@@ -56,9 +56,9 @@ class Rows:
 
     def index(self, device: torch.device) -> Tensor:
         """The owners as a tensor."""
-        if self._index is None or self._index.device != device:
-            self._index = torch.from_numpy(self.owner).to(device)
-        return self._index
+        if device not in self._index:
+            self._index[device] = torch.from_numpy(self.owner).to(device)
+        return self._index[device]
 
     def sums(self, values: Tensor) -> Tensor:
         """The sum of rows by example. values (Tensor): Shape: (rows, ...). RETURNS (Tensor): Shape: (n, ...)."""
@@ -71,12 +71,12 @@ class Rows:
         RETURNS (list): For each, indices of rows, and those of the examples. An index beyond the last row is padding.
             Shapes: (examples, longest), (examples,)
         """
-        if self._blocks is None or (self._blocks and self._blocks[0][0].device != device):
-            self._blocks = [
+        if device not in self._blocks:
+            self._blocks[device] = [
                 (torch.from_numpy(index).to(device), torch.from_numpy(which).to(device))
                 for index, which in self._grouped()
             ]
-        return self._blocks
+        return self._blocks[device]
 
     def _grouped(self) -> Iterator[tuple[numpy.ndarray, numpy.ndarray]]:
         order = numpy.argsort(self.owner, kind="stable")

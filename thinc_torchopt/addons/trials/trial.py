@@ -211,7 +211,7 @@ def begin_training(
     training = config["training"]
     block = {name: training[name] for name in _WANTED} | {"optimizer": optimizer}
     T = registry.resolve({"training": block})["training"]
-    corpus = None if corpora is None else corpora[0]
+    corpus, _ = corpora or (None, None)
     attachments = getattr(T["optimizer"], "attachments", {})
     for name, attachment in list(attachments.items()):
         attachments[name] = attachment.in_short_training(nlp, config, T["optimizer"], corpus)
