@@ -76,29 +76,6 @@ def test_comparison_takes_seeds_that_all_have():
     assert apart.means == {"a": 0.8, "b": 0.9} and not apart.differences and apart.winner == "a" and apart.seeds == 0
 
 
-@pytest.mark.parametrize("seeds", [2, 5])
-@pytest.mark.parametrize("of_texts", [0.0, 0.01])
-def test_comparison_is_seldom_wrong(seeds, of_texts):
-    """Four ways to train that are alike: another than the first one wins by chance in at most 2.5% of all cases, half
-    of the level of 5%, as those that are worse win nothing. Seeds have a mean of their own, and texts draw all their
-    scores apart.
-    """
-    rng = numpy.random.default_rng(0)
-    runs, wrong = 300, 0
-    for _ in range(runs):
-        # What each way gains on the texts at hand, and what it would gain on others.
-        luck, others = rng.normal(0.0, of_texts, size=4), rng.normal(0.0, of_texts, size=(4, 1, 100))
-        scores = 0.8 + rng.normal(0, 0.03, size=seeds) + rng.normal(0, 0.01, size=(4, seeds)) + luck[:, None]
-        drawn = scores[..., None] + others
-        found = compare(
-            {name: dict(enumerate(row.tolist())) for name, row in zip("abcd", scores)},
-            "a",
-            {name: dict(enumerate(row)) for name, row in zip("abcd", drawn)} if of_texts else {},
-        )
-        wrong += found.winner != "a"
-    assert wrong / runs <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / runs)  # three standard deviations
-
-
 def test_comparison_says_how_many_seeds_would_do():
     found = compare(by_seed(a=[0.80, 0.82], b=[0.81, 0.835], c=[0.70, 0.72]), "a")
     assert found.best == "b" and found.winner == "a" and not found.is_told("b")

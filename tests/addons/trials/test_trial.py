@@ -202,15 +202,6 @@ def test_trial_leaves_schedules_that_end_earlier():
     assert short["training"]["optimizer"] == config["training"]["optimizer"] and not notes
 
 
-def test_trial_shortens_schedules_of_groups():
-    group = '[training.optimizer.param_groups]\n\n[training.optimizer.param_groups.a]\nparams = ["a/*"]\n'
-    group += "\n[training.optimizer.param_groups.a.learn_rate]\n"
-    group += '@schedules = "thinc-torchopt.warmup_cosine.v1"\ninitial_rate = 0.1\ntotal_steps = 1000\n'
-    short, notes = shorten(config_of(group), 200)
-    assert short["training"]["optimizer"]["param_groups"]["a"]["learn_rate"]["total_steps"] == 200
-    assert "param_groups.a.learn_rate] total_steps 1,000 is 200" in notes[0]
-
-
 def test_trial_lets_frozen_params_join_in_proportion():
     group = '[training.optimizer.param_groups]\n\n[training.optimizer.param_groups.a]\nparams = ["a/*"]\n'
     short, notes = shorten(config_of(f"{group}unfreeze_at = 500\n"), 200)
