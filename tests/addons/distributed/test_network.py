@@ -28,20 +28,7 @@ def machines():
         pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
     try:
         ip("netns", "add", names[1])
-        cable = [
-            "link",
-            "add",
-            "cable0",
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "cable1",
-            "netns",
-            names[1],
-        ]
+        cable = f"link add cable0 netns {names[0]} type veth peer name cable1 netns {names[1]}".split()
         if (made := ip(*cable)).returncode:
             pytest.skip(f"no virtual cables here: {made.stderr.strip()}")
         for i, name in enumerate(names):

@@ -159,22 +159,14 @@ DAMAGE = {
     "a part that is new": (with_form(other=1), "the report of 'north': expected a dict with .*, found one with other"),
     "no examples": (with_form(examples=0), "at least one example and one step, found 0 and 3"),
     "no steps": (with_form(steps=0), "found 10 and 0"),
-    "fewer than no examples": (with_form(examples=-5), "'examples' to be a count up to 10,000,000,000, found -5"),
-    "half an example": (with_form(examples=0.5), "'examples' to be a count"),
     "more than anybody has": (with_form(examples=10**15), "'examples' to be a count"),
     "more dev examples than anybody has": (with_form(dev_examples=10**15), "'dev_examples' to be a count"),
-    "a list of counts": (with_form(examples=[1, 2]), "'examples' to be a count"),
     "a score of NaN": (with_form(score=math.nan), "'score' to be from -1,000,000 to 1,000,000"),
     "a loss of NaN": (with_form(losses={"ner": math.inf}), "'losses/ner' to be a number that is finite"),
-    "scores that are lists": (with_form(scores={"ents_f": [0.5]}), "'scores/ents_f' to be from"),
-    "a score that is none": (with_form(score=1e308), "of 'north': expected 'score' to be from -1,000,000"),
     "a score just above": (with_form(score=1.000001e6), "of 'north': expected 'score' to be from -1,000,000"),
-    "scores that are none": (with_form(scores={"ents_f": -1e7}), "of 'north': expected 'scores/ents_f' to be from"),
     "a weight that is none": (with_arrays("ner/W", torch.full((2, 3), 6e6)), "of 'north': .* largest weight, 5, in"),
     "the round before": (with_form(round=1), "of 'north': expected that name and round 2 in it, found .* round 1"),
-    "no round": (with_form(round=None), "'round' to be a whole number"),
     "another name": (with_form(name="south"), "expected that name and round 2 in it, found 'south'"),
-    "a name that is none": (with_form(name=3), "'name' to be a text"),
     "no auxiliary variables": (with_value("head", "aux", "{}"), r"variables \['scaffold'\], found \[\]"),
     "half of the auxiliary variables": (without("aux-arrays"), "expected an ArrayRecord as 'aux-arrays'"),
     "no JSON of auxiliary variables": (with_value("head", "aux", "{"), "expected JSON as 'aux'"),
@@ -248,19 +240,6 @@ def test_messages_never_raise_anything_else(data):
         return
     assert math.isfinite(found.score) and found.examples > 0 and set(aux_vars) == {"scaffold"}
     assert all(bool(value.isfinite().all()) for value in model.values())
-
-
-@given(st.data())
-def test_messages_of_the_server_never_raise_anything_else(data):
-    task = Task("a", RoundPlan(2, 5, 0), {"labels": {}}, 1)
-    content = pack(task, to_arrays(WEIGHTS), {"scaffold": ScaffoldAuxVar(state=0.0)})
-    key = data.draw(st.sampled_from(["run", "plan", "agreement", "taken"]))
-    change_form(content, **{key: data.draw(PARTS)})
-    try:
-        found = unpack(Task, content, "a task")
-    except MessageError:
-        return
-    assert min(found.plan.round, found.plan.steps, found.plan.epochs, found.taken) >= 0
 
 
 def test_messages_with_numbers_that_are_large_for_the_server():

@@ -1,7 +1,6 @@
 """The output of a server: real processes."""
 
 import json
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -41,15 +40,6 @@ def test_results_tell_whether_a_run_has_ended(tmp_path):
         process.communicate(b"\n")
     found = read(tmp_path)
     assert found["ended"] == "finished" and [row["round"] for row in found["rounds"]] == [0, 1]
-
-
-def test_results_do_not_say_that_a_server_has_ended_that_was_killed(tmp_path):
-    """With -9. The next one gets the folder."""
-    with begin(tmp_path) as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert read(tmp_path)["ended"] is None
-    Results(tmp_path).finish()
 
 
 def test_results_say_why_a_run_failed(tmp_path):

@@ -145,45 +145,22 @@ def in_round(number, kind="train", name="south"):
     return check
 
 
-def lose(reply):
-    return None
-
-
-def spoil_with_nan(reply):
-    array = reply.content["arrays"]["ner/lower/b"].numpy()
-    array[0] = math.nan
-    reply.content["arrays"]["ner/lower/b"] = Array(array)
-    return reply
-
-
-def spoil_losses(reply):
-    change_form(reply.content, losses={"ner": math.nan})
-    return reply
-
-
-@pytest.mark.parametrize(
-    ("what", "reason"),
-    [
-        (lose, "There was no reply within 5 seconds"),
-        (spoil_with_nan, "expected finite numbers"),
-        (spoil_losses, "the report of 'south': expected 'losses/ner' to be a number that is finite"),
-    ],
-    ids=["lost", "nan", "losses"],
-)
-def test_rounds_go_on_without_a_report_that_cannot_be_used(texts, tmp_path, what, reason, caplog):
+def test_rounds_go_on_without_a_report_that_cannot_be_used(texts, tmp_path, caplog):
     """And the client is back in the next round, where it goes on from the round before: that one did not count. All
     that can be wrong with a report is in test_messages.py.
     """
     is_now = in_round(2)
 
     def spoil(kind, name, reply):
-        return what(reply) if is_now(kind, name) else reply
+        if is_now(kind, name):
+            reply.content["arrays"]["ner/lower/b"] = Array(reply.content["arrays"]["ner/lower/b"].numpy() * math.nan)
+        return reply
 
     run = Run(texts, tmp_path, small_config(federated__rounds=3), spoil=spoil)
     with caplog.at_level("WARNING", "flwr"):
         result = run.train()
     first, second, third = result["rounds"][1:]
-    assert set(second["clients"]) == {"north"} and reason in second["failed"]["south"]
+    assert set(second["clients"]) == {"north"} and "expected finite numbers" in second["failed"]["south"]
     assert set(first["clients"]) == set(third["clients"]) == set(SIZES) and not third["failed"]
     assert result["ended"] == "finished"
     json.dumps(result, allow_nan=False)
@@ -234,24 +211,6 @@ def test_rounds_take_a_client_whose_dead_node_is_still_there(texts, tmp_path):
     assert [sorted(row["failed"]) for row in rounds] == [[], ["south"], [], []]
 
 
-def test_rounds_go_on_without_a_client_that_raises(texts, tmp_path):
-    """Here in round 2, by its own hook. Its state stays as it was after round 1."""
-    path = texts / "south" / "train.spacy"
-    is_now = in_round(1)
-
-    def spoil(kind, name, reply):
-        if is_now(kind, name):
-            run.grid.clients["south"]["paths.train"] = str(tmp_path / "gone.spacy")
-        return reply
-
-    run = Run(texts, tmp_path, small_config(federated__rounds=3), spoil=spoil)
-    assert path.is_file()
-    result = run.train()
-    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north", "south"], ["north"], ["north"]]
-    assert "gone.spacy" in result["rounds"][2]["failed"]["south"] and run.errors() == [("train", "south")] * 2
-    assert [path.name for path in (tmp_path / "south.cfg.state" / "south").iterdir()] == ["round-1"]
-
-
 def test_rounds_leave_out_a_client_with_another_pipeline(texts, tmp_path, caplog):
     other = small_config(components__ner__model__hidden_width=9)
     run = Run(texts, tmp_path, small_config(), own={"south": other})
@@ -291,13 +250,11 @@ def test_rounds_leave_out_a_client_that_changes_its_pipeline(texts, tmp_path):
 
     def spoil(kind, name, reply):
         if is_now(kind, name):
-            run.grid.clients["south"]["components.ner.model.hidden_width"] = 9
+            run.grid.clients["south"]["nlp.lang"] = "de"
         return reply
 
     run = Run(texts, tmp_path, small_config(), spoil=spoil)
-    failed = run.train()["rounds"][2]["failed"]["south"]
-    # Its weights would have other shapes, which is found first.
-    assert "of shape" in failed or "as before round one" in failed
+    assert "the same pipeline as before round one" in run.train()["rounds"][2]["failed"]["south"]
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -311,6 +268,7 @@ def test_rounds_need_clients(texts, tmp_path, n):
     assert run.result["ended"] == "failed" and "expected at least 2 clients" in run.result["error"]
     assert n == 1 or "Client 'south' does not fit the server: params: ner/lower/W" in run.result["error"]
     assert len(run.result["rounds"]) == 1 and len(run.grid.log) == n  # each was asked once
+    assert not (run.output / "model-last").exists()
 
 
 def test_rounds_take_one_of_two_clients_with_one_name(texts, tmp_path, caplog):
@@ -403,38 +361,6 @@ def test_rounds_that_are_repeated_keep_to_the_clients_that_replied(texts, tmp_pa
         result = run.train()
     assert result["ended"] == "finished" and "Two clients are called 'north'" in caplog.text
     assert {name for kind, name, _ in run.grid.log if kind == "train"} == set(SIZES)
-
-
-def test_rounds_with_too_few_reports_end_the_run(texts, tmp_path):
-    """The silent client stays silent. What there was before is in model-last."""
-
-    def spoil(kind, name, reply):
-        if (kind, name) == ("train", "south"):
-            asked.append(1)
-        return None if (kind, name) == ("train", "south") and len(asked) > 1 else reply
-
-    asked = []
-    config = small_config(federated__min_clients=2, federated__rounds=3, federated__attempts=2)
-    run = Run(texts, tmp_path, config, spoil=spoil)
-    with pytest.raises(FederationError, match=r"Can't accept round 2: expected usable reports of at least 2 clients"):
-        run.train()
-    result = run.result
-    assert result["ended"] == "failed" and "in attempt 2 of 2" in result["error"]
-    assert "south: There was no reply within 5 seconds." in result["error"]
-    assert len(asked) == 3 and result["best"] == 0
-    last = run.weights()
-    plain = trained(texts, tmp_path / "plain", small_config(federated__min_clients=2, federated__rounds=1))
-    assert all(torch.equal(value, last[name]) for name, value in plain.weights().items())
-
-
-def test_rounds_without_any_report_fail(texts, tmp_path):
-    """Nobody ever replies, so there is no trained model, and the run does not say that there is one."""
-    config = small_config(federated__rounds=1)
-    run = Run(texts, tmp_path, config, spoil=lambda kind, name, reply: None if kind == "train" else reply)
-    with pytest.raises(FederationError, match=r"Can't accept round 1: .* found none, in attempt 3 of 3"):
-        run.train()
-    assert run.result["ended"] == "failed" and not run.result["rounds"][1]["clients"]
-    assert not (run.output / "model-last").exists()
 
 
 def test_rounds_score_no_model_by_too_few_clients(texts, tmp_path, caplog):

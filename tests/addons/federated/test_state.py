@@ -96,8 +96,3 @@ def test_state_needs_a_folder(texts, tmp_path, monkeypatch):
         open_pipeline(settings)
     name, _, folder = open_pipeline({**settings, "name": "no/rth", "state": "", "gpu": "1"})
     assert gpus == [1] and name == "no/rth" and folder == tmp_path / "north.cfg.state" / "no%2Frth" and folder.is_dir()
-
-
-def test_state_is_of_a_client_with_settings(tmp_path):
-    with pytest.raises(ValueError, match="expected a file, found none"):
-        open_pipeline({"name": "north", "config": str(tmp_path / "gone.cfg")})

@@ -4,15 +4,12 @@ import itertools
 import json
 from contextlib import suppress
 
-import numpy
 import pytest
 import spacy
 
 from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
-from thinc_torchopt.addons.streams.backward import backward
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.core.errors import StreamError
-from thinc_torchopt.core.state import read_folder
 
 from .streams import files, learn, load, make_model, rows, write_stream
 
@@ -201,26 +198,6 @@ def test_bad_texts_leave_a_half_made_update_nowhere(model, good, tmp_path, monke
             learn(model, stream, tmp_path / "out", replay=1, memory=4, save_every=5, skip_bad=True)
     learn(model, stream, tmp_path / "out", replay=1, memory=4)
     assert files(tmp_path / "out") == files(good[1]) and rows(tmp_path / "out") == rows(good[1])
-
-
-@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
-def test_bad_texts_whose_gradients_are_not_finite_end_the_run(tmp_path, monkeypatch):
-    """All that was learned before is saved."""
-    factor = [1.0]
-
-    def spoiled(nlp, examples, **arguments):
-        losses = backward(nlp, examples, **arguments)
-        nlp.get_pipe("tagger").model.get_ref("output_layer").get_grad("b")[:] *= factor[0]
-        return losses
-
-    monkeypatch.setattr("thinc_torchopt.addons.streams.learner.backward", spoiled)
-    model = make_model(tmp_path / "model", ["tagger"], max_nonfinite=1)
-    learner = StreamLearner(*load(model), tmp_path / "out", LearnSettings(every=2))
-    with learner, pytest.raises(StreamError, match=r"line 5 of the stream: .*in a row"):
-        for row in learner.learn(LineReader(write_stream(tmp_path / "stream.jsonl", 6))):
-            factor[0] = numpy.nan if row.texts == 4 else 1.0
-    assert [row["texts"] for row in rows(tmp_path / "out")] == [2, 4]
-    assert "'texts': 4" in str(read_folder(tmp_path / "out" / "state"))
 
 
 def test_bad_texts_that_cannot_be_scored_are_told(model, good, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """The lines of a stream."""
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,12 +86,6 @@ def test_memory_is_a_uniform_sample():
             counts[int(line) // 10] += 1
     assert all(abs(count - 1000) < 5 * 28 for count in counts), counts
     assert len(set(memory.draw(4))) == 4 and len(memory.draw(20)) == 10
-
-
-def test_source_has_no_newline_translation(tmp_path):
-    path = tmp_path / "stream.jsonl"
-    path.write_bytes(b"one\r\ntwo" + os.linesep.encode())
-    assert [line.content for line in LineReader(path).read(Place())] == [b"one", b"two"]
 
 
 def read_all(path, place=Place(), **options):  # noqa: B008
