@@ -11,6 +11,7 @@ from thinc_torchopt.addons.preview.comparison import compare_recipes
 from thinc_torchopt.addons.trials import TrialResult
 from thinc_torchopt.core.errors import TorchOptError
 from thinc_torchopt.core.tables import as_text
+from thinc_torchopt.loop.progress_bars import Bar
 
 from ...configs import small_tagger
 from ...spacy_cli import toy_corpus
@@ -124,7 +125,11 @@ def test_comparison_that_does_not_finish(names, score, n, winner, told, folder, 
         with pytest.raises(type(score)):
             compared(monkeypatch, scores)
         return
+    places = []
+    monkeypatch.setattr(Bar, "move_to", lambda bar, place: places.append(place))
     made, found = compared(monkeypatch, scores, output="best.cfg")
+    # Trials that are left out are done, too: 10 of 100 parts each.
+    assert found.was_stopped or places[-1] == 1000
     assert told in repr(found).replace("\n", " ") and (len(made), found.winner) == (n, winner)
     assert found.was_stopped == isinstance(score, KeyboardInterrupt)
     assert (folder / "best.cfg").exists() == found.is_decided
