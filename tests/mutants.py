@@ -273,7 +273,7 @@ def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[l
     own = mirror_of(mutant.file)
     others = [*(callers(mutant, reached) if reached else near(mutant))]
     others += [REFERENCE] if mutant.kind == "default" else []
-    return [part for part in (own, [test for test in others if test.split("::")[0] not in own]) if part]
+    return [part for part in (own, [test for test in others if _file_of(test) not in own]) if part]
 
 
 def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[str]:
@@ -281,18 +281,25 @@ def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[st
 
 
 class Order:
-    """A plugin of pytest that begins with the tests that tell most of a mutant."""
+    """A plugin of pytest that runs `tests` alone, files or single ones, and begins with those that tell most of a
+    mutant.
+    """
 
-    def __init__(self, mutant: Mutant, reached: Mapping[str, Sequence[str]] = {}):
+    def __init__(self, mutant: Mutant, tests: Sequence[str], reached: Mapping[str, Sequence[str]]):
         self._places = {test: place for place, test in enumerate(callers(mutant, reached))}
-        self._own, self._names = mirror_of(mutant.file), words_of(mutant)
+        self._tests, self._own, self._names = {*tests}, mirror_of(mutant.file), words_of(mutant)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = [item for item in items if {item.nodeid, _file_of(item.nodeid)} & self._tests]
         items.sort(key=self._place)
 
     def _place(self, item: Any) -> tuple[float, bool, int]:
         source, place = inspect.getsource(item.function), self._places.get(item.nodeid, inf)
-        return place, item.nodeid.split("::")[0] not in self._own, -sum(name in source for name in self._names)
+        return place, _file_of(item.nodeid) not in self._own, -sum(name in source for name in self._names)
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 # ------------------------------------------------------------------------------------------------ to test a mutant
@@ -366,12 +373,13 @@ def survives(
         compiled.unlink()  # the same size in the same second: Python would take it for that of the mutant
     source = path.read_bytes()
     for tests in parts:
+        files = [file for file in dict.fromkeys(map(_file_of, tests)) if (copy / file).is_file()]
         failing: list[str] = []
-        while True:
+        while files:
             path.write_bytes(mutant.apply(source))
             try:
                 left = end - time.monotonic()
-                status, failed = run_tests(copy, [*tests, *failing], left, [Order(mutant, reached)])
+                status, failed = run_tests(copy, [*files, *failing], left, [Order(mutant, tests, reached)])
             finally:
                 path.write_bytes(source)
             if status is None:
@@ -379,11 +387,11 @@ def survives(
             if status in PASSED:
                 why = "all tests pass"
                 break
-            without = run_tests(copy, failed or tests, limit)
+            without = run_tests(copy, failed or files, limit)
             if not (without[1] if failed else without[0] == status):
                 return False, " ".join(failed) or f"status {status}"
             if not failed or failed[0] in failing:
-                sys.exit(f"Can't test mutants: {failed or tests} can't be collected, with or without one.")
+                sys.exit(f"Can't test mutants: {failed or files} can't be collected, with or without one.")
             failing += ["--deselect", failed[0]]
     return True, why
 

@@ -118,8 +118,10 @@ def test_mutants_are_killed_survive_or_take_too_long_in_a_copy(project, tmp_path
     endless = source.index(b"numbers:"), source.index(b":\n        best")
     slow = drawn("room", 1, 1)[0]._replace(start=endless[0], end=endless[1], new="not (numbers := [4])[1:]")
     assert survives(slow, copy, [["tests/room/test_top.py"]], 2) == (True, "more than 2 s")
+    assert survives(slow, copy, [["tests/room/test_gone.py::test_largest"]], 2)[0]
+    (copy / "tests" / "room" / "test_broken.py").write_text("import nothing")
     with pytest.raises(SystemExit, match="can't be collected, with or without one"):
-        survives(slow, copy, [["tests/room/test_other.py"]], 10)
+        survives(slow, copy, [["tests/room/test_broken.py"]], 10)
 
 
 def test_wilsons_interval():

@@ -10,7 +10,6 @@ from itertools import islice
 import pytest
 import spacy
 from confection import Config
-from rich.console import Console
 from spacy.training.initialize import init_nlp
 from thinc.api import compounding
 from typer.main import get_command
@@ -19,7 +18,6 @@ from thinc_torchopt.cli import torchopt_cli
 from thinc_torchopt.cli._screen import errors_shown, make_console, print_notes
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_linear
-from thinc_torchopt.core.tables import print_table, sparkline
 
 from ..conftest import CONFIGS
 from ..forks import python
@@ -244,21 +242,6 @@ def test_cli_params_shows_all_patterns_that_match_nothing(folder):
 # ---------------------------------------------------------------------- tables
 
 
-def test_cli_tables_lose_nothing_in_a_narrow_terminal():
-    """No cell is cut or folded, and brackets and colons are no markup."""
-    file = StringIO()
-    console = Console(file=file, width=30, force_terminal=True, color_system=None, markup=False, emoji=False)
-    rows = [["encoder/layer/0/[self]/query/weight", "768 x 768", "1"], ["pooler", ":cat:", "1,000"]]
-    print_table(console, ["name", "shape", "size"], rows, numbers=["size"])
-    header, divider, *lines = file.getvalue().splitlines()
-    assert header.split() == ["name", "shape", "size"] and set(divider) == {"-", " "}
-    assert lines == [
-        "encoder/layer/0/[self]/query/weight  768 x 768      1",
-        "pooler                               :cat:      1,000",
-        "",
-    ]
-
-
 def test_cli_errors_are_red_in_a_terminal_and_plain_elsewhere(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "ANSI_COLORS_DISABLED"):
@@ -287,16 +270,3 @@ def test_cli_colours_are_off_where_spacys_are(monkeypatch):
     monkeypatch.setattr(sys, "stdout", StringIO())
     print_notes(make_console(), ["a"])
     assert "\x1b" not in sys.stdout.getvalue()  # a file
-
-
-def test_cli_sparkline():
-    console = Console(file=StringIO())
-    console_encoding = console.encoding
-    assert console_encoding.startswith("utf")
-    assert sparkline(console, [0.0, 0.5, 1.0], 60) == "▁▅█"
-    assert sparkline(console, [0.0] * 50 + [1.0] + [0.0] * 49, 10) == "▁▁▁▁▁█▁▁▁▁"  # a peak of one step is seen
-
-    class Ascii(StringIO):
-        encoding = "ascii"
-
-    assert sparkline(Console(file=Ascii()), [0.0, 1.0], 60) == ""

@@ -46,8 +46,6 @@ def test_convert_tells_what_it_found(corpus):
         (["texts.jsonl", "a.json"], "expected a name that ends in .spacy. Give it: a.spacy"),
         (["texts.jsonl", "train.spacy"], "it already exists, and was not made from 'texts.jsonl'"),
         (["texts.jsonl", "a.spacy", "--misaligned", "x"], "expected one of expand, contract, drop"),
-        (["none.jsonl", "a.spacy"], "there is no such file or folder"),
-        (["raw.jsonl", "a.spacy"], "expected annotated texts, found none"),
     ],
 )
 def test_convert_refuses(corpus, args, said):

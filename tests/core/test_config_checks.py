@@ -15,7 +15,6 @@ from thinc_torchopt.core.config_checks import (
     check_gpu,
     check_labels,
     check_output,
-    check_removed,
     check_training_section,
     mentions_ours,
     names_ours,
@@ -190,14 +189,6 @@ def test_texts_that_a_reader_can_not_decode(config, tmp_path):
     config["corpora"]["train"] = {"@readers": "spacy.JsonlCorpus.v1", "path": str(tmp_path / "text.jsonl")}
     with pytest.raises(ConfigError, match=r"\[corpora.train\], '.*': expected a text in UTF-8, found UTF-16"):
         check_corpora(config, ["train_corpus"])
-
-
-def test_models_that_a_corpus_needs_are_not_removed(config, tmp_path):
-    config["corpora"]["dev"] = {"path": str(tmp_path / "model-best" / "texts.spacy"), "max_length": 3}
-    config["corpora"]["train"] = {"path": str(tmp_path / "train.spacy")}
-    check_removed(config, tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"path = '.*' in \[corpora.dev\] needs them"):
-        check_removed(config, tmp_path)
 
 
 class _FullDisk(io.RawIOBase):

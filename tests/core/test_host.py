@@ -94,7 +94,6 @@ def test_host_backs_off_as_thinc_does_after_an_overflow():
     for _ in range(2):
         ours.unscale([torch.ones(1)])
         ours.update()
-    assert scale_of(ours)[0] == 2048.0
     back_off(ours, before)
     theirs.unscale([torch.full((1,), torch.inf)])
     theirs.update()

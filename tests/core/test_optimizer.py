@@ -648,27 +648,6 @@ def test_optimizers_skip_an_update_that_is_not_finite(bad, clip):
     assert not same(before, params_of(model)) and all(param.isfinite().all() for param in params_of(model))
 
 
-@pytest.mark.device
-def test_optimizers_stop_after_too_many_bad_updates():
-    model, optimizer = thinc_model(), plain(max_nonfinite=3)
-    before = params_of(model)
-
-    def bad_update():
-        model.layers[0].set_grad("W", numpy.full_like(model.layers[0].get_param("W"), numpy.nan))
-        model.finish_update(optimizer)
-
-    with pytest.warns(NonFiniteGradWarning) as warned:
-        bad_update()
-        bad_update()
-    assert len(warned) == 1
-    with pytest.raises(
-        NonFiniteGradError,
-        match=r"'max_nonfinite' in \[training\.optimizer\]: 3 updates in a row.*linear-0/W'.*raise max_nonfinite",
-    ):
-        bad_update()
-    assert same(before, params_of(model))
-
-
 def test_optimizers_stop_when_one_of_several_models_stays_bad():
     good, bad, optimizer = thinc_model(), thinc_model(), plain(max_nonfinite=3)
 
@@ -746,28 +725,7 @@ def test_optimizers_are_silent_where_no_schedule_stands_still(rate):
     updates_without_schedules(optimizer, 120, moves_after=range(48, 120, 49) if is_moving else ())
 
 
-def test_optimizers_look_away_when_told_to():
-    model, optimizer = thinc_model(), plain(max_nonfinite=0)
-    model.layers[0].set_grad("W", numpy.full_like(model.layers[0].get_param("W"), numpy.nan))
-    model.finish_update(optimizer)
-    assert numpy.isnan(model.layers[0].get_param("W")).all() and optimizer.grad_norm is None
-
-
 # ---------------------------------------------------------------- settings
-
-
-def test_optimizers_follow_schedules_as_thinc_does():
-    from thinc.api import Adam, compounding, warmup_linear
-
-    def settings():
-        return {"learn_rate": warmup_linear(0.1, 3, 10), "grad_clip": compounding(1.0, 5.0, 1.5)}
-
-    ours, theirs = TorchOptimizer(AdamW(), **settings()), Adam(**settings())
-    for _ in range(12):
-        assert (ours.learn_rate, ours.grad_clip) == (theirs.learn_rate, theirs.grad_clip)
-        ours.step_schedules()
-        theirs.step_schedules()
-    assert set(ours.schedules) == {"learn_rate", "grad_clip"}
 
 
 def test_optimizers_schedule_that_turns_bad_is_named():

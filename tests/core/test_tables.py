@@ -13,7 +13,7 @@ from thinc_torchopt.core.tables import as_text, html_lines, html_of, html_table,
     [
         ([0.0, 0.5, 1.0], 3, "▁▅█"),
         ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 3, "▂▄▆"),
-        ([0.9, 0.1], 1, "█"),
+        ([0.0] * 50 + [1.0] + [0.0] * 49, 10, "▁▁▁▁▁█▁▁▁▁"),
         ([0.9, 0.1], 0, "█"),
         ([0.3], 80, "▃"),
     ],
@@ -27,7 +27,7 @@ def test_tables_draw_heights(heights, width, line):
 
 def test_tables_are_printed_as_they_are():
     rows = [["[b]x[/b]", "1"], [":smile:", "22"], ["y" * 200, ""]]
-    lines = as_text(lambda console: print_table(console, ["A", "Bee"], rows, numbers=["Bee"])).splitlines()
+    lines = as_text(lambda console: print_table(console, ["A", "Bee"], rows, numbers=["Bee"]), width=30).splitlines()
     assert lines[0].split() == ["A", "Bee"] and set(lines[1]) == {"-", " "}
     assert lines[2:] == ["[b]x[/b]" + " " * 196 + "1", ":smile:" + " " * 196 + "22", "y" * 200]
     assert as_text(lambda console: console.print("a b c\n"), width=3) == "a b\nc"

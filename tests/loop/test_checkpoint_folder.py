@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from contextlib import nullcontext
 
 import numpy
 import pytest
@@ -152,6 +153,28 @@ def test_checkpoint_folder_shows_which_ones_can_not_be_read(without_privileges, 
     (tmp_path / name_of(5)).chmod(0)
     said = refusal("torchopt", "checkpoint", tmp_path)
     assert said.count("unreadable") == 3 and "found 0 damaged and 2 unreadable. Make these readable" in said
+
+
+@pytest.mark.parametrize(
+    ("place", "is_spacys", "agrees"),
+    [
+        ({}, True, True),
+        ({"left_out": 2, "position": 8, "sizes": [(1, 5), (2, 3)]}, True, True),
+        ({"left_out": 2}, True, False),
+        ({"position": 7}, True, False),
+        ({"sizes": [(1, 5), (2, 2)]}, True, False),
+        ({"step": 7}, True, False),
+        ({"step": 7}, False, True),
+        ({"position": 7}, False, False),
+    ],
+)
+def test_checkpoint_folder_compares_batches_and_steps(place, is_spacys, agrees, tmp_path):
+    write_folder(tmp_path / name_of(5), saved_run(5))
+    saved = read_checkpoint(tmp_path / name_of(5))
+    saved.progress.left_out, saved.data.position = place.get("left_out", 0), place.get("position", 6)
+    saved.data.sizes, saved.optimizer = place.get("sizes", [(1, 6)]), {"step": place.get("step", 6)}
+    with nullcontext() if agrees else pytest.raises(StateError, match="batches and steps should agree"):
+        saved.check_place(is_spacys=is_spacys)
 
 
 def test_checkpoint_folder_shows_no_renamed_one_as_whole(tmp_path):

@@ -112,7 +112,8 @@ def test_label_conflicts_are_found_twenty_times_as_often(ner, found, there, is_m
     """As the texts that were looked at have it, which are half of all."""
     one = Comparison(ner, ["ner"], 10, 20, {"ner": Counter(PERSON=found)}, {"ner": Counter(PERSON=there)})
     assert one.missing == ({"ner": Counter(PERSON=found)} if is_missing else {})
-    assert f"finds {found} PERSON in 10 of them: they" in one.tell("ner", one.found["ner"], "texts")
+    one.example["ner", "PERSON"] = "x" * 41
+    assert f"finds {found} PERSON in 10 of them, such as {'x' * 40!r}: t" in one.tell("ner", one.found["ner"], "")
 
 
 def test_label_conflicts_are_not_of_what_others_find():
@@ -138,7 +139,7 @@ def test_label_conflicts_is_silent_of_what_is_not_trained_or_declared(ner):
     for complete in (True, ["PERSON"]):  # by each text itself
         for example in train.examples:
             example.reference.user_data["complete"] = complete
-        assert not doubts(ner, train)
+        assert not doubts(ner, train) and not compare(ner, ["ner"], train.examples).missing
 
 
 def test_label_conflicts_changes_nothing(ner):

@@ -14,6 +14,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import ConfigError, LearnRateWarning, PipelineError, PipelineWarning
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
+from thinc_torchopt.loop.processes import Alone
 from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import WIDTH, initialized, pipeline_params, ready_pipeline, same, toy_examples, toy_pipeline
@@ -93,6 +94,15 @@ def test_loop_makes_one_step_for_the_whole_pipeline(monkeypatch):
     monkeypatch.setattr(TorchOptimizer, "step", lambda self, *args: (calls.append(1), original(self, *args)))
     run(train_while_improving, steps=7)
     assert len(calls) == 7
+
+
+def test_loop_tells_other_processes_its_settings(monkeypatch):
+    told = []
+    monkeypatch.setattr(Alone, "compare_settings", lambda self, settings: told.append(settings))
+    run(train_while_improving, steps=1, exclude=["frozen"], patience=7)
+    [found] = told
+    assert found["training.patience"] == 7 and found["training.frozen_components"] == ["frozen"]
+    assert found["training.dropout"] == 0.2 and found["listeners"] == []
 
 
 def test_loop_takes_over_for_our_optimizer_only():

@@ -1,22 +1,18 @@
 """Bars are on stderr, where somebody sees them, and gone afterwards. Files and pipes get lines of results."""
 
 import io
-import json
 import logging
 import sys
 from contextlib import suppress
 
 import pytest
 import tqdm
-from typer.main import get_command
 
 from thinc_torchopt import Checkpoints, TorchOptimizer
-from thinc_torchopt.cli import torchopt_cli
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import StateError
 from thinc_torchopt.loop.progress_bars import show_activity, show_progress
 
-from ..conftest import CONFIGS
 from ..models import ready_pipeline
 from ..spacy_cli import Terminal
 
@@ -112,16 +108,3 @@ def test_progress_bars_while_a_run_reads_past_its_batches(tmp_path, monkeypatch,
     with pytest.raises(StateError, match="found others, or fewer"):
         read(range(600))
     assert not tqdm.tqdm._instances and capsys.readouterr().out == ""
-
-
-def test_progress_bars_of_find_lr(corpus, monkeypatch, capsys):
-    """--json stays clean."""
-    monkeypatch.setattr(sys, "stderr", stream := Terminal())
-    paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
-    flags = ["--min-lr", "1e-12", "--max-lr", "1e-11", "--steps", "24", "--json"]
-    with pytest.raises(SystemExit):
-        get_command(torchopt_cli)(args=["find-lr", str(CONFIGS / "cnn.cfg"), *paths, *flags])
-    assert len(json.loads(capsys.readouterr().out)["losses"]) == 12
-    written = stream.getvalue()
-    assert written.index("Building the pipeline ...") < written.index("Training at rising rates:   0%|")
-    assert is_gone(stream)

@@ -6,9 +6,7 @@ import re
 from unittest.mock import Mock
 
 import pytest
-import spacy
 import torch
-from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
 from thinc_torchopt import add_labels
@@ -189,33 +187,6 @@ def test_rollback_loses_nothing_when_a_run_ends_in_trouble(corpus, tmp_path):
     config["training"]["max_steps"] = 12
     with pytest.warns(RollbackWarning, match="params of step 6 after step 10"):
         assert sorted(run(config, tmp_path / "out")) == [10, 11, 12]
-
-
-def test_rollback_in_a_run_that_began_with_new_labels(corpus, tmp_path):
-    """Added before the first step, they are in each checkpoint."""
-    init_nlp(config_for(tmp_path, corpus, parser=True).interpolate()).to_disk(tmp_path / "old")
-    config = config_for(
-        tmp_path,
-        corpus,
-        steps=10,
-        parser=True,
-        training__optimizer__learn_rate=rates(8),
-        training__eval_frequency=50,
-        **ROLLBACK,
-    )
-    config["training"]["optimizer"]["checkpoint"] |= {"every": 5, "keep": 3}
-    names = config["nlp"]["pipeline"]
-    config["components"] = {name: {"source": str(tmp_path / "old")} for name in names}
-    labels = {"tagger": ["NEW"], "parser": ["new"]}
-    config["initialize"] = {"after_init": {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": labels}}
-    with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning, match="params of step 5 after step 10"):
-        run(config, tmp_path / "out")
-    before, after = (read_folder(tmp_path / "state" / f"step-{step:08d}") for step in (5, 10))
-    assert numbers(after["model"]) == numbers(before["model"])
-    assert numbers(after["optimizer"]["params"]) == numbers(before["optimizer"]["params"])
-    config["training"]["max_steps"] = 11
-    assert "('rollbacks', 1)" in run(config, tmp_path / "out")[11]
-    assert "NEW" in spacy.load(tmp_path / "out" / "model-last").get_pipe("tagger").labels
 
 
 @pytest.mark.parametrize(

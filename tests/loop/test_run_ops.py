@@ -65,17 +65,6 @@ def test_run_ops_resume_to_the_last_bit(tmp_path, corpus, chosen, caplog, change
     assert made == [1, 1]
 
 
-def test_run_ops_are_in_use(tmp_path, corpus, chosen):
-    """The roundings of another library show: a test of equality has something to find."""
-    choices, _ = chosen
-    found, wide = [], {"components__tok2vec__model__width": 96, "components__tagger__model__tok2vec__width": 96}
-    for choices[0] in ("numpy", "thinc"):
-        folder = tmp_path / choices[0]
-        run(config_for(folder, corpus, steps=6, **wide, **FASTEST), folder)
-        found.append(digests(folder))
-    assert found[0] != found[1]
-
-
 def test_run_ops_from_another_machine(tmp_path, corpus, chosen, recwarn):
     """A checkpoint of a processor that the library takes for another one."""
     config = config_for(tmp_path, corpus, steps=12, **FASTEST)

@@ -153,12 +153,10 @@ class ParamTable:
 
         trained (bool): Also its other params. Those that need no gradient are added when they have one.
         """
-        seen: set[tuple[Key, int]] = set()
         for _, key, owner, _, _, param in model.params:
             is_wanted = trained and (param is None or param.requires_grad)
-            if (key, id(owner)) in seen or not (is_wanted or not names.isdisjoint(self.names[key])):
+            if not is_wanted and names.isdisjoint(self.names[key]):
                 continue
-            seen.add((key, id(owner)))
             if param is None:
                 if owner.has_param(name := key[1]):  # type: ignore[index]
                     yield self._found_in_node(owner, name, model.model)

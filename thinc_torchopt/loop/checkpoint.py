@@ -443,7 +443,6 @@ class RunCheckpoints:
             return
         if again or self.newest != self._progress.step:
             self._save(is_last=True)
-            self._writer.wait()
 
     def _save(self, *, is_last: bool = False) -> None:
         if is_last or self._is_kept:

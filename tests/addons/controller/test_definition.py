@@ -314,20 +314,12 @@ def test_definition_names_of_metrics_may_have_hyphens():
         ("d.yaml", b"\xffa", "utf"),
         ("d.yaml", BOMB, "4,000 values"),
         ("d.yaml", b"a: &a [*a]", "4,000 values"),
-        ("d.yaml", b"[" * 2_000 + b"]" * 2_000, "more than 100 open brackets"),
         ("d.yaml", b"{a: " * 101, "more than 100 open brackets"),
         ("d.yaml", b"- " * 20_000, "recursion"),
-        ("d.json", b'[{"a": ' * 10 + b"1" + b"}]" * 10, "nested at most 20 deep"),
-        ("d.json", b'[{"a": ' * 9 + b"[1]" + b"}]" * 9, "expected the keys controller_metrics"),
-        ("d.yaml", b"[" + b"1," * 40_000 + b"]", "more than 4,000 values"),
-        ("d.yaml", b"\n".join(b"a%d: 1" % i for i in range(10_100)), "more than 4,000 values"),
         ("d.yaml", b"\n".join([b"a0: &a0 {k: 1}", *MERGED]), "a merge key"),
         ("d.yaml", b"a: &a {k: 1}\nb:\n  ? !!merge x\n  : *a", "a merge key"),
-        ("d.yaml", b"a: &a '" + b"x" * 60_000 + b"'\nb: *a", "100,000 characters"),
-        ("d.yaml", b" " * 100_001, "more than 100,000 bytes"),
         ("d.json", b"{", "line 1"),
         ("d.json", b'{"controllers": [], "controllers": []}', "duplicate keys"),
-        ("d.json", b"[" * 20_000, "more than 100 open brackets"),
         ("d.json", b'{"\\u001b[2J": 1, "\\u001b[2J": 2}', r"duplicate keys: \['.x1b\[2J'\]"),
     ],
     ids=lambda value: str(value)[:20],
@@ -389,8 +381,12 @@ def test_definition_file_without_keys_is_named(content, tmp_path):
         trainer_controller(tmp_path / "d.yaml")
 
 
-def test_definition_that_would_be_waited_for(tmp_path):
-    """Nobody writes to the pipe, and the device never ends."""
+def test_definition_that_would_be_waited_for(tmp_path, monkeypatch):
+    """Nobody writes to the pipe, and the device never ends. What was a file may have become one."""
+    opened, open_ = [], os.open
+    monkeypatch.setattr(os, "open", lambda name, flags: opened.append(flags) or open_(name, flags))
+    (tmp_path / "d.yaml").write_text(YAML)
+    assert read_file(tmp_path / "d.yaml", "it") and opened[-1] & os.O_NONBLOCK
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", tmp_path, "/dev/zero", "/dev/null"):
         with pytest.raises(ControllerError, match=r"Can't read .*a folder, a pipe or a device instead of a file"):
@@ -416,15 +412,6 @@ def test_definition_faults_are_short():
     with pytest.raises(ControllerError) as caught:
         make(*controllers, metrics=[part(name, "Loss") for name in names])
     assert len(str(caught.value)) < 25_000
-
-
-def test_definition_in_python_is_bounded_too():
-    content = changed((*C, "rule"), "True or " * 200 + "True")
-    content["controllers"] = [{**content["controllers"][0], "name": f"c{i}"} for i in range(400)]
-    for large in (content, {**GOOD, "x" * 100_000: 1}):
-        with measured() as done, pytest.raises(ControllerError, match=r"expected at most .* 100,000 characters"):
-            TrainerController(large)
-        assert done.lines < 50_000, done
 
 
 def own_metric(events, arguments, **attributes):

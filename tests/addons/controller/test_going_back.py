@@ -115,40 +115,6 @@ def test_best_keeps_one_checkpoint_more_and_only_then(scores, corpus, tmp_path):
     assert steps_in(tmp_path / "last") == steps_in(tmp_path / "none") == [12, 16]
 
 
-@pytest.mark.parametrize(
-    "event",
-    ["on_step_end", "on_evaluate", *(pytest.param(x, marks=pytest.mark.slow) for x in ("on_log", "on_epoch_end"))],
-)
-def test_best_survives_a_kill(event, scores, corpus, tmp_path):
-    """Stopped before and after the way back, and twice: params, scores, rates and firings are those of a training that
-    was not stopped.
-    """
-    scores([0.1, 0.3, 0.8, 0.5, 0.4, 0.9, 0.2])
-    rules = definition(
-        rule("fell", event, 'state["step"] >= 13 and state["score"] < 0.6', "best.should_rollback", max_firings=2),
-        rule("slower", "on_step_end", 'state["rollbacks"] > 0', "cut.should_cut", max_firings=1),
-        operations=[BEST, CUT],
-    )
-    groups = {"lower": {"params": ["*embed*"], "lr_scale": 0.5}}
-    more = {"steps": 24, "use_averages": True, "param_groups": groups}
-    with pytest.warns(RollbackWarning):
-        whole, infos, _ = run(prepared(tmp_path / "whole", corpus, rules, **more))
-    config, parts = prepared(tmp_path / "parts", corpus, rules, **more), {}
-    with pytest.warns(RollbackWarning):
-        for step in (13, 15, 18, None):
-            resumed, found, _ = run(config, crash_at=step)
-            parts |= found
-    assert same_params(resumed, whole)
-    assert [parts[step]["score"] for step in infos] == [info["score"] for info in infos.values()]
-    assert [parts[step]["learn_rates"] for step in infos] == [info["learn_rates"] for info in infos.values()]
-    assert firings(dict(sorted(parts.items()))) == firings(infos)
-    left, right = (numbers(state_of(tmp_path / name, 24)) for name in ("parts", "whole"))
-    assert left["model"] == right["model"] and left["progress"]["rollbacks"] == right["progress"]["rollbacks"]
-    assert right["progress"]["rollbacks"][0][1] == 8
-    for name in ("params", "averages", "groups", "guard"):
-        assert left["optimizer"][name] == right["optimizer"][name]
-
-
 def test_best_is_where_the_training_is(scores, corpus, tmp_path):
     """Asked for at the best evaluation itself, there is nowhere to go."""
     scores(RISE_AND_FALL)

@@ -12,7 +12,7 @@ from thinc_torchopt.core.errors import ConfigError, ControllerError
 
 from ...conftest import CONFIGS
 from ...runs import Crash  # noqa: F401  # raised in `run`
-from .kit import LOSS, SCORES, STOP, config_for, definition, firings, part, rule, run
+from .kit import LOSS, SCORES, STOP, config_for, definition, part, rule, run
 
 FILE = definition(
     rule("low", "on_step_end", "w['mean'] < 2.0", "control.should_log", cooldown=3),
@@ -53,22 +53,6 @@ def test_in_config_is_the_definition_of_a_file():
         assert one.arguments.items() <= found.metrics[name].arguments.items()
     specs = [[replace(spec, rule=spec.rule.text) for spec in each.controllers] for each in (found, expected)]
     assert specs[0] == specs[1]
-
-
-def test_in_config_trains_as_a_file_does(corpus, tmp_path):
-    """The same firings and rates; also in a run that was stopped and resumed."""
-    config = config_for(tmp_path / "file", corpus, FILE)
-    infos = run(config)[1]
-    assert {name for _, name, _ in firings(infos)} == {"low", "worse"}
-    config["training"]["optimizer"]["controller"] = blocks_of(FILE)
-    in_blocks = run(Config().from_str(config.to_str(), interpolate=False))[1]
-    assert firings(in_blocks) == firings(infos)
-    assert [info["learn_rates"] for info in in_blocks.values()] == [info["learn_rates"] for info in infos.values()]
-    config = config_for(tmp_path / "stopped", corpus, None, checkpoint=True, controller=blocks_of(FILE))
-    config["training"]["optimizer"]["checkpoint"]["every"] = 3
-    before = run(config, tmp_path / "out", crash_at=8)[1]
-    after = run(config, tmp_path / "out")[1]
-    assert firings(before | after) == firings(infos)
 
 
 @pytest.mark.parametrize("groups", [["*"], ["encoder"]])

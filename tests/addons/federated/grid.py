@@ -8,14 +8,13 @@ from itertools import count
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from thinc_torchopt.addons.federated import client
 
 
-class LocalGrid(Grid):
-    """Clients in this process.
+class LocalGrid:
+    """Clients in this process, and what a server asks of a grid.
 
     clients (dict): The settings of each, as after --node-config, by its name.
     spoil (Callable): `spoil(kind, name, reply)` returns the reply that arrives, or None: there is none.
@@ -54,6 +53,7 @@ class LocalGrid(Grid):
         return list(self.nodes)
 
     def send_and_receive(self, messages, *, timeout=None):
+        assert messages  # Flower would be asked in vain
         replies = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = f"message-{next(self._ids)}"
@@ -76,24 +76,6 @@ class LocalGrid(Grid):
             reply = Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
             self.log.append((kind, name, str(error)))
         return self.spoil(kind, name, reply)
-
-    # What the strategy does not use.
-
-    def set_run(self, run):
-        raise NotImplementedError
-
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def create_message(self, *args, **kwargs):
-        raise NotImplementedError
-
-    def push_messages(self, messages):
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids):
-        raise NotImplementedError
 
 
 def change_form(content: RecordDict, **values: object) -> None:

@@ -63,6 +63,9 @@ def test_agreement_of_a_client_of_another_version():
     server = {"labels": {"ner": ["A"]}, "params": {"ner/W": "float32 (1)"}, "vectors": "none"}
     for client in ({}, {"labels": 1, "params": [], "vectors": {}}):
         assert len(differences(server, client)) == 3
+    for n, last in ((5, "params: 4: x at the server, not there at the client"), (6, "params: 1 more")):
+        found = differences({"params": {str(i): "x" for i in range(n)}}, {"params": {}})
+        assert (len(found), found[-1]) == (n, last)
 
 
 def test_agreement_wants_labels(texts):
@@ -76,22 +79,15 @@ def test_agreement_wants_no_averages(texts):
 
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
-def test_agreement_wants_no_algorithm_with_averages_of_its_own(texts):
-    """The server would send back, and evaluate, the values that it trains."""
-    algorithm = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}
-    with pytest.raises(
-        ConfigError, match=r"ScheduleFreeAdamW in \[training\.optimizer\.algorithm\].*evaluates averages"
-    ):
-        pipeline(texts, config=small_config({"training": {"optimizer": {"algorithm": algorithm}}}))
-
-
-@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
-def test_agreement_wants_no_algorithm_with_averages_of_its_own_at_the_server(texts):
-    """It would send the clients, and save, the values that it trains."""
-    block = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}
-    settings = Federated(local_steps=1, algorithm=registry.resolve({"algorithm": block})["algorithm"])
-    with pytest.raises(ConfigError, match=r"ScheduleFreeAdamW in \[federated\.algorithm\].*evaluates averages"):
-        ServerStep(pipeline(texts), settings)
+@pytest.mark.parametrize("section", ["training.optimizer", "federated"])
+def test_agreement_wants_no_algorithm_with_averages_of_its_own(texts, section):
+    """The server would send back, save and evaluate the values that it trains."""
+    block = {"algorithm": {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}}
+    with pytest.raises(ConfigError, match=rf"ScheduleFreeAdamW in \[{section}\.algorithm\].*evaluates averages"):
+        if section == "federated":
+            ServerStep(pipeline(texts), Federated(local_steps=1, algorithm=registry.resolve(block)["algorithm"]))
+        else:
+            pipeline(texts, config=small_config({"training": {"optimizer": block}}))
 
 
 RULE = {"triggers": ["on_step_end"], "rule": "True", "operations": ["hfcontrols.should_log"], "max_firings": 1}

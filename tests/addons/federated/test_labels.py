@@ -72,3 +72,4 @@ def test_labels_of_parsers_are_counted(found, random):
 def test_labels_without_a_union_are_refused(found):
     with pytest.raises(ConfigError, match="Can't merge labels"):
         merge_labels(found)
+    assert merge_labels([{"A": "x"}]) == {"A": "x"}

@@ -81,7 +81,15 @@ def test_messages_say_what_was_said():
 
 def test_messages_of_an_evaluation_have_no_weights():
     content = pack(Report("north", 2, 0.5, {"ents_f": 0.5}, 4))
-    assert unpack_scores(content, "north", 2).dev_examples == 4 and list(content) == ["head"]
+    assert unpack_scores(content, "north", 2) == Report("north", 2, 0.5, {"ents_f": 0.5}, 4, 0, 0, 0, 0, {})
+    assert list(content) == ["head"]
+
+
+def test_messages_at_their_limits_are_read():
+    for name in ("n", "n" * 100):
+        assert unpack(Introduction, pack(Introduction(name, [])), "an introduction").name == name
+    found = report(score=-1e6, scores={"ents_f": 1e6}, words=10**10)
+    assert unpack_scores(pack(found), "north", 2) == found
 
 
 @pytest.mark.parametrize("name", ["", "n" * 101, "two\nlines", "\x1b[31mred"])

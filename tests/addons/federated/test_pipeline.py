@@ -3,6 +3,7 @@
 import numpy
 import pytest
 import torch
+from spacy.tokens import DocBin
 
 from thinc_torchopt.addons.federated.pipeline import RoundPlan
 from thinc_torchopt.core.state.trees import flatten, unflatten
@@ -26,7 +27,12 @@ def copied(state):
 
 
 @pytest.mark.parametrize(
-    ("plan", "settings"), [({"steps": 3}, small_config), ({"epochs": 2}, small_config), ({"steps": 3}, shared_config)]
+    ("plan", "settings"),
+    [
+        ({"steps": 8}, lambda: small_config(training__max_epochs=1)),
+        ({"epochs": 2}, small_config),
+        ({"steps": 3}, shared_config),
+    ],
 )
 def test_pipeline_trains_as_a_loop_by_hand(texts, plan, settings):
     """Two rounds; in the second, moments, schedules and random numbers go on as in a process that never ended."""
@@ -44,7 +50,7 @@ def test_pipeline_trains_as_a_loop_by_hand(texts, plan, settings):
             assert not torch.equal(value, weights[name])
         weights, state = outcome.weights, copied(outcome.state)
     assert outcome.examples == 40 and outcome.skipped == 0
-    assert outcome.steps == (3 if "steps" in plan else by_hand.optimizer.state_dict()["step"] // 2)
+    assert outcome.steps == by_hand.optimizer.state_dict()["step"] // 2
     assert outcome.words > outcome.steps and outcome.losses["ner"] > 0
 
 
@@ -61,15 +67,16 @@ def test_pipeline_that_begins_anew_has_the_learning_rate_of_the_others(texts):
 def test_pipeline_counts_skipped_updates_of_the_round(texts, keeps_process):
     """One loss and its gradient are NaN, in round 1. The sum of losses is that of the others."""
     one, state, skipped = pipeline(texts), None, []
-    update, spoiled = one.nlp.update, []
+    update, spoiled, told = one.nlp.update, [], []
 
     def spoil(*args, **kwargs):
         result = update(*args, **kwargs)
+        told.append(kwargs["losses"]["ner"])
         if not spoiled:
             node = next(node for node in one.nlp.get_pipe("ner").model.walk() if node.grad_names)
             node.get_grad(node.grad_names[0])[...] = numpy.nan
             kwargs["losses"]["ner"] = numpy.nan
-            spoiled.append(node)
+            spoiled.append(told.pop())
         return result
 
     one.nlp.update = spoil
@@ -77,9 +84,17 @@ def test_pipeline_counts_skipped_updates_of_the_round(texts, keeps_process):
         outcome = one.train(one.weights.collect(), RoundPlan(round, 3, 0), state=state, name="north")
         state = copied(outcome.state)
         skipped.append(outcome.skipped)
+        assert round > 1 or outcome.losses["ner"] == pytest.approx(told[-1])  # a sum
         assert 0.0 < outcome.losses["ner"] < numpy.inf
         one = one if keeps_process else pipeline(texts)
     assert skipped == [1, 0, 0]
+
+
+def test_pipeline_without_texts_to_evaluate(texts, tmp_path):
+    one = pipeline(texts)
+    DocBin().to_disk(tmp_path / "empty.spacy")
+    one.config["corpora"]["dev"]["path"] = str(tmp_path / "empty.spacy")
+    assert one.evaluate(one.weights.collect()) == (0.0, {}, 0)
 
 
 def test_pipeline_does_not_depend_on_what_it_did_before(texts):

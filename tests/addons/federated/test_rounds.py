@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import spacy
@@ -98,7 +99,8 @@ def test_rounds_write_models_that_score_what_the_file_says(texts, tmp_path):
     assert scores[result["best"]] == max(scores) and scores[0] < max(scores)
     best = spacy.load(run.output / "model-best").meta["performance"]
     assert best["ents_f"] == pytest.approx(max(scores))
-    assert not list(run.output.glob(".unfinished*"))
+    # Nothing is unfinished or locked.
+    assert {path.name for path in run.output.iterdir()} == {"model-best", "model-last", "result.json", "state"}
 
 
 def test_rounds_weigh_clients_alike_if_that_is_wanted(texts, tmp_path):
@@ -107,10 +109,13 @@ def test_rounds_weigh_clients_alike_if_that_is_wanted(texts, tmp_path):
     def spoil(kind, name, reply):
         if kind == "train":
             kept[name] = {key: torch.from_numpy(one.numpy()) for key, one in reply.content["arrays"].items()}
+            change_form(reply.content, dev_examples=0)
         return reply
 
     run = trained(texts, tmp_path, small_config(federated__rounds=1, federated__weigh_by="client"), spoil=spoil)
     close(run.weights(), average(list(kept.values()), [1, 1]))
+    # The model before the round was evaluated by nobody; the last one was.
+    assert [row["score"] is None for row in run.result["rounds"]] == [True, False]
 
 
 def test_rounds_apply_the_servers_optimizer_to_the_averaged_update(texts, tmp_path):
@@ -226,6 +231,7 @@ def test_rounds_take_a_client_whose_dead_node_is_still_there(texts, tmp_path):
     run = Run(texts, tmp_path, small_config(federated__rounds=4), spoil=spoil)
     rounds = run.train()["rounds"][1:]
     assert [sorted(row["clients"]) for row in rounds] == [list(SIZES), ["north"], list(SIZES), list(SIZES)]
+    assert [sorted(row["failed"]) for row in rounds] == [[], ["south"], [], []]
 
 
 def test_rounds_go_on_without_a_client_that_raises(texts, tmp_path):
@@ -304,6 +310,7 @@ def test_rounds_need_clients(texts, tmp_path, n):
         run.train()
     assert run.result["ended"] == "failed" and "expected at least 2 clients" in run.result["error"]
     assert n == 1 or "Client 'south' does not fit the server: params: ner/lower/W" in run.result["error"]
+    assert len(run.result["rounds"]) == 1 and len(run.grid.log) == n  # each was asked once
 
 
 def test_rounds_take_one_of_two_clients_with_one_name(texts, tmp_path, caplog):
@@ -312,6 +319,7 @@ def test_rounds_take_one_of_two_clients_with_one_name(texts, tmp_path, caplog):
     with caplog.at_level("ERROR", "flwr"):
         result = run.train()
     assert list(result["rounds"][1]["clients"]) == ["north"] and "Two clients are called 'north'" in caplog.text
+    assert [kind for kind, name, _ in run.grid.log if name == "twin"] == ["query"]
 
 
 @pytest.mark.parametrize(
@@ -336,6 +344,28 @@ def test_rounds_need_a_config_and_a_folder(missing, tmp_path):
         server.train(None, {**settings, missing: ""})
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(2, [["north", "south"], ["north"]]), (9, [["north"], ["north"]])])
+def test_rounds_begin_when_all_clients_are_there_or_have_had_their_time(texts, tmp_path, monkeypatch, seconds, told):
+    """The second round does not wait for south, which is gone."""
+    pauses = []
+
+    def sleep(pause):
+        pauses.append(pause)
+        assert len(pauses) < 20, "it waits on and on"
+        if len(pauses) == seconds:
+            run.grid.start("south")
+
+    def spoil(kind, name, reply):
+        if (kind, name) == ("train", "south"):
+            run.grid.stop("south")
+        return reply
+
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=sleep))
+    run = Run(texts, tmp_path, small_config(federated__wait_seconds=3), spoil=spoil)
+    run.grid.stop("south")
+    assert [sorted(row["clients"]) for row in run.train()["rounds"][1:]] == told and pauses == [1.0] * min(seconds, 3)
+
+
 # ---------------------------------------------------------------------- rounds that are not accepted
 
 
@@ -354,6 +384,7 @@ def test_rounds_with_too_few_reports_are_repeated(texts, tmp_path, caplog):
     plain = trained(texts, tmp_path / "plain", config)
     # Each client went back to where it was before: the same model to the last bit.
     assert all(torch.equal(value, plain.weights()[name]) for name, value in run.weights().items())
+    assert sum(kind == "train" for kind, _, _ in run.grid.log) == 2 * (3 + 1)
 
 
 def test_rounds_that_are_repeated_keep_to_the_clients_that_replied(texts, tmp_path, caplog):
@@ -416,3 +447,5 @@ def test_rounds_score_no_model_by_too_few_clients(texts, tmp_path, caplog):
     result = run.train()
     assert result["ended"] == "finished" and result["rounds"][2]["score"] is None
     assert "south" in result["rounds"][2]["failed"]
+    run.grid.spoil = lambda kind, name, reply: reply
+    assert run.train()["rounds"][2]["score"] is not None

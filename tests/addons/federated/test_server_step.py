@@ -1,6 +1,10 @@
 """The mean of the clients' models. With an algorithm: test_methods.py."""
 
+import pytest
 import torch
+from spacy.util import registry
+
+from thinc_torchopt.core.errors import FederationError, StateError
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
@@ -8,9 +12,11 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from thinc_torchopt.addons.federated.messages import to_arrays
-from thinc_torchopt.addons.federated.server_step import weighted_mean
+from thinc_torchopt.addons.federated.server_step import ServerStep, weighted_mean
+from thinc_torchopt.addons.federated.settings import Federated
 
 from .grid import LocalGrid
+from .pipelines import pipeline
 
 
 def models(seed, n):
@@ -56,3 +62,16 @@ def test_mean_of_half_precision_is_of_more_digits():
     counts = [7, 1, 40, 3, 11]
     mean = weighted_mean(start, found, counts)["a/W"]
     assert mean.dtype == torch.bfloat16 and torch.equal(mean, by_flower(found, counts)["a/W"].bfloat16())
+
+
+def test_step_that_diverges_or_has_the_state_of_another_algorithm(texts):
+    sgd = registry.resolve({"algorithm": {"@torch_optimizers": "torch.SGD.v1"}})["algorithm"]
+    one = pipeline(texts)
+    step = ServerStep(one, Federated(local_steps=1, algorithm=sgd, learn_rate=1e39))
+    weights = one.weights.collect()
+    with pytest.raises(FederationError, match=r"expected finite numbers, .* has diverged: lower 'learn_rate'"):
+        step.apply(weights, {name: value + 1 for name, value in weights.items()})
+    with pytest.raises(StateError, match=r"expected no block .*, found one"):
+        step.load_state_dict(None)
+    with pytest.raises(StateError, match=r"expected a block .*, found none"):
+        ServerStep(one, Federated(local_steps=1)).load_state_dict(step.state_dict())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
+from thinc_torchopt.addons.federated import client
 from thinc_torchopt.addons.federated.client import find_state, keep_state, open_pipeline
 
 from ...models import same_tree
@@ -62,6 +63,7 @@ def test_state_is_that_of_the_last_round_that_the_server_took(rounds, taken, exp
 
 def test_state_is_removed_when_no_one_needs_it(tmp_path):
     """After each round there are two at most, also if rounds were not accepted, and of runs before."""
+    (tmp_path / ".unfinished-new-round-9-1").mkdir()
     for run, taken, round in (("a", 0, 1), ("a", 0, 2), ("a", 2, 3), ("b", 0, 1), ("b", 1, 2)):
         keep_state(tmp_path, run, taken, round, {})
         assert sorted(path.name for path in tmp_path.iterdir()) == [f"round-{n}" for n in {taken, round} - {0}]
@@ -83,15 +85,17 @@ def test_state_that_is_damaged_is_not_used(tmp_path, caplog):
     assert "Client 'north' can't use its state: Can't read" in caplog.text and "has lost the state" in caplog.text
 
 
-def test_state_needs_a_folder(texts, tmp_path):
+def test_state_needs_a_folder(texts, tmp_path, monkeypatch):
+    gpus = []
+    monkeypatch.setattr(client, "require_gpu", gpus.append)
     config = tmp_path / "north.cfg"
     small_config().to_disk(config)
     (tmp_path / "file").write_text("")
     settings = {"name": "north", "config": str(config), "state": str(tmp_path / "file"), **paths(texts, "north")}
     with pytest.raises(ValueError, match="'state' in --node-config: expected a folder that can be written to, found"):
         open_pipeline(settings)
-    name, _, folder = open_pipeline({**settings, "name": "no/rth", "state": ""})
-    assert name == "no/rth" and folder == tmp_path / "north.cfg.state" / "no%2Frth" and folder.is_dir()
+    name, _, folder = open_pipeline({**settings, "name": "no/rth", "state": "", "gpu": "1"})
+    assert gpus == [1] and name == "no/rth" and folder == tmp_path / "north.cfg.state" / "no%2Frth" and folder.is_dir()
 
 
 def test_state_is_of_a_client_with_settings(tmp_path):

@@ -14,6 +14,6 @@ def assert_same(found, expected):
         for one, other in zip(found, expected):
             assert_same(one, other)
     elif isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype and torch.equal(found, expected)
+        assert found.dtype == expected.dtype and torch.equal(found, expected) and not found.requires_grad
     else:
         assert found == expected

@@ -8,7 +8,7 @@ import torch
 
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.scaffold import ScaffoldAuxVar
-from thinc_torchopt.core.errors import AuxVarError, AuxVarWarning
+from thinc_torchopt.core.errors import AuxVarWarning
 
 from ...conftest import SHARED
 from .compare import assert_same
@@ -313,20 +313,3 @@ def test_declearn_set_state_errors(case):
         with pytest.raises(KeyError if case["error"] == "KeyError" else ValueError):
             optimizer.set_state(damaged)
     assert_same(optimizer.get_state(), before)
-
-
-def test_declearn_a_failed_process_aux_var_processes_nothing():
-    """declearn processes the names before the unknown one."""
-    params, optimizer = build({"lrate": 0.1, "modules": ["scaffold-client"]})
-    step(params, optimizer, CASES["inputs"]["grads"][0])
-    before = optimizer.get_state()
-    aux = ScaffoldAuxVar(state={name: torch.ones_like(param) for name, param in params.items()})
-    with pytest.raises(KeyError, match="Nothing was processed"):
-        optimizer.process_aux_var({"scaffold": aux, "x": aux})
-    with pytest.raises(AuxVarError, match="NaN"):
-        optimizer.process_aux_var(
-            {"scaffold": ScaffoldAuxVar(state={name: param.detach() * torch.nan for name, param in params.items()})}
-        )
-    assert_same(optimizer.get_state(), before)
-    optimizer.process_aux_var({"scaffold": aux})
-    assert optimizer.get_state()["modules"][0][1]["params"]["w"]["step"] == 0

@@ -309,6 +309,8 @@ def test_every_module_copies_and_torch_state_dicts_go_on_exactly(name):
     taken, in_half_too = in_half.state_dict(), make(half)
     in_half_too.load_state_dict(copy.deepcopy(taken))
     assert_same(in_half_too.state_dict(), taken)  # torch would make it bfloat16
+    before = copy.deepcopy(from_dict.state_dict())
     with pytest.raises(ValueError, match="shared"):
-        from_dict.load_state_dict({**optimizer.state_dict(), "shared": {}})
+        from_dict.load_state_dict({**make(params(1)).state_dict(), "shared": {}})
+    assert_same(from_dict.state_dict(), before)
     assert json.loads(json.dumps(optimizer.get_config())) == optimizer.get_config()

@@ -37,7 +37,7 @@ def values(model):
 def test_forms_shortest_config_is_declearns():
     """declearn's rate does not scale the decay, also where the config does not name it."""
     optimizer = Modular.from_config(linear().named_parameters(), {"lrate": 0.1})
-    assert optimizer.lr == 0.1 and optimizer.decay == "declearn" and optimizer.modules == ()
+    assert optimizer.lr == 0.1 and optimizer.decay == "declearn" and optimizer.modules == () and not optimizer.w_decay
     assert Modular.from_config(linear().named_parameters(), {"lr": 0.1}).decay == "adamw"
     with pytest.raises(ConfigKeyError, match=r"expected lr, and any of .*missing: lr"):
         Modular.from_config(linear().named_parameters(), {"modules": []})
@@ -144,6 +144,8 @@ def test_forms_auxiliary_variables_can_be_added(numbers):
     total = sum(found)
     assert total.clients == tuple(sorted(map(str, range(len(numbers)))))
     assert torch.equal(total.delta["w"], ScaffoldAuxVar.aggregate(found).delta["w"])
+    mean = ScaffoldAuxVar.aggregate(found, "mean").delta["w"]
+    torch.testing.assert_close(mean, total.delta["w"] / len(numbers))
     again = ScaffoldAuxVar.from_dict(total.to_dict())
     assert torch.equal(again.delta["w"], total.delta["w"]) and again.clients == total.clients
 

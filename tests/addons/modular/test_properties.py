@@ -98,8 +98,10 @@ def test_properties_config_rebuilds_and_state_resumes(chain, cut, round_at, as_j
     state = optimizer.get_state(as_json=as_json)
     resumed.set_state(json.loads(json.dumps(state)) if as_json else state)
     assert_same(resumed.get_state(), optimizer.get_state())
+    kept = copy.deepcopy(state)
     for own, each in ((found, optimizer), (again, resumed)):
         steps(own, each, cut, 3, round_at)
+    assert_same(state, kept)  # it is a copy
     assert all(torch.equal(found[name].isnan(), again[name].isnan()) for name in found)
     assert all(torch.equal(found[name].nan_to_num(), again[name].nan_to_num()) for name in found)
 
@@ -253,6 +255,7 @@ def test_properties_errors_of_any_type_undo_everything(monkeypatch):
 def test_properties_aux_vars_come_back_from_the_wire(shapes, dtype, is_delta):
     vector = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
     aux = ScaffoldAuxVar(delta=vector, clients=("a", "é")) if is_delta else ScaffoldAuxVar(state=vector)
+    assert from_bytes(to_bytes({"scaffold": ScaffoldAuxVar(delta=0.0)}))["scaffold"].delta == 0.0
     again = from_bytes(to_bytes({"scaffold": aux}))["scaffold"]
     assert again.clients == aux.clients
     for field in ("state", "delta"):

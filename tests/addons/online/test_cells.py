@@ -4,10 +4,9 @@ import numpy
 import pytest
 import torch
 
-from thinc_torchopt.addons.online.adjoint import input_gradient
 from thinc_torchopt.addons.online.cells import CELLS, RNN, Cell, TorchLSTM
 from thinc_torchopt.addons.online.eligibility import ParamDimTraces
-from thinc_torchopt.addons.online.functional import check_cell, linearize_by_func
+from thinc_torchopt.addons.online.functional import check_cell
 from thinc_torchopt.addons.online.gradients import eligibility_gradients
 from thinc_torchopt.addons.online.node import recurrent_nodes
 from thinc_torchopt.addons.online.online_rnn import OnlineRNN
@@ -16,7 +15,7 @@ from thinc_torchopt.core.checks import Section
 from thinc_torchopt.core.errors import ConfigError, ShapeError
 
 from . import reference
-from .reference import ACTS, bptt, distance, naive, problem
+from .reference import distance, naive, problem
 
 HERE = Section("[here]")
 # float64, a few steps: rounding.
@@ -25,24 +24,6 @@ EXACT = 1e-11
 
 def begin(cell, B, H):
     return tuple(torch.randn(B, H, dtype=torch.float64) for _ in CELLS[cell].states)
-
-
-@pytest.mark.parametrize("act", sorted(ACTS))
-@pytest.mark.parametrize("cell", reference.CELLS)
-def test_cells_closed_forms_are_those_of_jacrev(cell, act):
-    w, x, _ = problem(cell, T=4, B=3, X=2, H=5)
-    built = CELLS[cell](act)
-    state = tuple(torch.randn(4, 3, 5, dtype=torch.float64) for _ in built.states)
-    closed, found = built.linearize(x, state, w), linearize_by_func(built, x, state, w)
-    for a, new in enumerate(closed.state):
-        assert torch.allclose(new, found.state[a], atol=EXACT)
-        for c, values in enumerate(closed.decay[a]):
-            assert torch.allclose(values, found.decay[a][c], atol=EXACT)
-        for name, reach in closed.reach.items():
-            expected = found.reach[name][a]
-            assert torch.allclose(torch.zeros_like(expected) if reach[a] is None else reach[a], expected, atol=EXACT)
-    assert closed.inputs.keys() == found.inputs.keys() == closed.reach.keys()
-    assert all(torch.equal(closed.inputs[name], found.inputs[name]) for name in closed.inputs)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -65,48 +46,6 @@ def test_cells_traces_after_each_step(cell, fast):
     assert traces.snapshot().is_zero and ParamDimTraces(CELLS[cell](), w, 2).snapshot().is_zero
     traces.clear_grads()
     assert not any(traces.trace_of(name).any() or traces.grads[name].any() for name in w)
-
-
-@pytest.mark.parametrize("cell", ["torch-gru", "lstm", "indrnn"])
-def test_cells_traces_in_blocks(cell):
-    """Several steps at once, on traces that are not zero, with samples that end."""
-    w, x, _ = problem(cell, T=6, B=3, X=2, H=3)
-    state = begin(cell, 3, 3)
-    one, other = (ParamDimTraces(CELLS[cell](), w, 3) for _ in range(2))
-    ends = [3, 3, 3, 2, 2, 1]
-    one.update(x[0], state)
-    state = other.update(x[0], state)
-    before = [[] for _ in state]
-    for t, n in enumerate(ends):
-        for stack, values in zip(before, state):
-            stack.append(values)
-        state = tuple(torch.cat((a, b[n:])) for a, b in zip(other.update(x[t, :n], tuple(s[:n] for s in state)), state))
-    goes_on = torch.tensor(ends)[:, None, None] > torch.arange(3)[:, None]
-    one.read_block(one.linearize(x, tuple(torch.stack(steps) for steps in before)), None, goes_on)
-    assert distance({name: one.trace_of(name) for name in w}, {name: other.trace_of(name) for name in w}) < EXACT
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_cells_gradients_are_read_in_both_ways(large, monkeypatch):
-    """All samples at once, or one after another."""
-    monkeypatch.setattr("thinc_torchopt.addons.online.relations._SMALL", 0 if large else 10**6)
-    w, x, dh = problem("gru", T=5, B=2, X=2, H=3)
-    traces, state = ParamDimTraces(CELLS["gru"](), w, 2), (torch.zeros(2, 3, dtype=x.dtype),)
-    for x_t, dh_t in zip(x, dh):
-        state = traces.update(x_t, state)
-        traces.solve(dh_t)
-    assert distance(traces.grads, naive("gru", w, x, dh)[0]) < EXACT
-
-
-@pytest.mark.parametrize("cell", reference.CELLS)
-def test_cells_gradient_of_the_input(cell):
-    """Of one step, through all units."""
-    w, x, dh = problem(cell, T=1, B=2, X=3, H=4)
-    state = begin(cell, 2, 4)
-    built = CELLS[cell]()
-    exact = bptt(cell, w, x, dh, state=state)[2]
-    step = built.linearize(x[0], state, w)
-    assert torch.allclose(input_gradient(built, w, x[0], state, dh[0], step), exact[0], atol=EXACT)
 
 
 @pytest.mark.parametrize("cell", reference.CELLS)
@@ -209,23 +148,6 @@ def test_cells_may_use_a_relation_twice(how, monkeypatch):
     assert distance(joined.grads, expected) < EXACT
     normalized, _ = eligibility_gradients(Shared(), w, x, dh, normalize_matrix_spectrum=True)
     assert distance(normalized, expected) > EXACT  # its traces are larger than 1
-
-
-@pytest.mark.parametrize("cell", ["lstm", "torch-lstm"])
-def test_cells_loss_may_depend_on_any_state(cell):
-    w, x, dh = problem(cell, T=5, B=2, X=2, H=3)
-    dc = torch.randn(5, 2, 3, dtype=torch.float64)
-    _, history = naive(cell, w, x, dh)
-    expected = {name: torch.zeros_like(value) for name, value in w.items()}
-    traces, state = ParamDimTraces(CELLS[cell](), w, 2), (torch.zeros(2, 3, dtype=torch.float64),) * 2
-    for t in range(5):
-        state = traces.update(x[t], state)
-        traces.solve(dh[t], dc[t])
-        for name, eps in history[t].items():
-            for a, signal in enumerate((dh[t], dc[t])):
-                weighted = eps[..., a] * (signal if eps.ndim == 3 else signal[:, None])
-                expected[name] += weighted.sum(0)
-    assert distance(traces.grads, expected) < EXACT
 
 
 W = Dense("W")

@@ -131,25 +131,7 @@ def test_gradients_slow_and_fast_solve_agree(cell, how, monkeypatch):
         eligibility_gradients(cell, *inputs, lengths=lengths, **how)
 
 
-@some_examples
-@given(shape=shapes, act=acts, single=st.sampled_from(["indrnn", "mingru", "rnn"]))
-def test_gradients_without_other_units_are_bptt(shape, act, single):
-    """Elementwise recurrence, or only one unit: nothing is left out."""
-    w, x, dh = problem(single, **{**shape, **({"H": 1} if single == "rnn" else {})})
-    found, _ = eligibility_gradients(single, w, x, dh, activation=act)
-    assert distance(found, bptt(single, w, x, dh, act=act)[0]) < EXACT
-
-
-@some_examples
-@given(cell=cells, act=acts, shape=shapes, more=st.integers(0, 3))
-def test_gradients_one_window_is_bptt(cell, act, shape, more):
-    w, x, dh = problem(cell, **shape)
-    found, _ = eligibility_gradients(cell, w, x, dh, activation=act, vjp_method="multi-step", window=shape["T"] + more)
-    expected = bptt(cell, w, x, dh, act=act)[0]
-    assert all(torch.allclose(found[name], expected[name], atol=EXACT) for name in w)
-
-
-@pytest.mark.parametrize("window", [1, 3, 5])
+@pytest.mark.parametrize("window", [1, 3, 5, 7, 9])
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradients_windows(cell, window):
     """Exact inside a window; before it, the naive traces, times what the exact gradient of the state is there."""
@@ -172,16 +154,6 @@ def test_gradients_windows(cell, window):
     for fast in (True, False):
         found, _ = eligibility_gradients(cell, w, x, dh, vjp_method="multi-step", window=window, fast_solve=fast)
         assert distance(found, expected) < EXACT
-
-
-@some_examples
-@given(cell=cells, shape=shapes, factor=st.floats(-3, 3), window=st.sampled_from([None, 2]))
-def test_gradients_are_linear_in_the_signal(cell, shape, factor, window):
-    w, x, dh = problem(cell, **shape)
-    other = torch.randn(dh.shape, generator=torch.Generator().manual_seed(1), dtype=dh.dtype)
-    how = {"vjp_method": "multi-step", "window": window} if window else {}
-    one, two, both = (eligibility_gradients(cell, w, x, g, **how)[0] for g in (dh, other, dh * factor + other))
-    assert all(torch.allclose(one[name] * factor + two[name], both[name], atol=EXACT) for name in w)
 
 
 @some_examples
@@ -299,22 +271,11 @@ def test_gradients_of_traces_in_another_dtype(cell, dtype, tolerance, how, monke
 
 
 def test_gradients_of_a_long_sequence():
-    """More steps than are worked on at once, in blocks, windows of rows, and chunks of inputs."""
-    w, x, dh = problem("torch-lstm", T=700, B=2, X=3, H=4)
-    forward, _ = eligibility_gradients("torch-lstm", w, x, dh)
-    adjoint, _ = eligibility_gradients("torch-lstm", w, x, dh, traces="adjoint")
-    slow = gradients.TracedGradients(*_traced("torch-lstm", w, 2))
-    state = (torch.zeros(2, 4, dtype=x.dtype),) * 2
-    for t in range(700):
-        state = slow.traces.update(x[t], state)
-        slow.traces.solve(dh[t])
-    assert distance(forward, slow.traces.grads) < EXACT and distance(adjoint, forward) < EXACT
-
-
-def _traced(name, w, batch_size):
-    from thinc_torchopt.addons.online.cells import CELLS
-
-    return CELLS[name](), w, batch_size, gradients.Method()
+    """More steps than the chunks of inputs have."""
+    w, x, dh = problem("torch-lstm", T=70, B=2, X=2, H=2)
+    expected, _ = naive("torch-lstm", w, x, dh)
+    for traces in ("forward", "adjoint"):
+        assert distance(eligibility_gradients("torch-lstm", w, x, dh, traces=traces)[0], expected) < EXACT
 
 
 def good():
@@ -355,22 +316,13 @@ def good():
         ({"lengths": [1]}, ConfigError, "2 whole numbers"),
         ({"lengths": [1.0, 2.0]}, ConfigError, "whole numbers"),
         ({"state": [torch.zeros(2, 2)]}, ShapeError, r"\(2, 3\)"),
+        ({"weights": {**good()["weights"], "Wq.bias": torch.zeros(3)}}, ShapeError, "Wq.bias.*expected none"),
+        ({"weights": {"Wr.bias": torch.zeros(3)}}, ShapeError, "Whn.bias.*found none"),
     ],
 )
 def test_gradients_errors(change, error, says):
     with pytest.raises(error, match=says):
         eligibility_gradients(**{**good(), **change})
-
-
-@pytest.mark.parametrize("missing", [True, False])
-def test_gradients_errors_of_weights(missing):
-    kwargs = good()
-    if missing:
-        del kwargs["weights"]["Whn.bias"]
-    else:
-        kwargs["weights"]["Wq.bias"] = torch.zeros(3)
-    with pytest.raises(ShapeError, match="Whn.bias" if missing else "Wq.bias.*expected none"):
-        eligibility_gradients(**kwargs)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import spacy
 import torch
-from thinc.api import SGD, Ragged, get_current_ops, set_dropout_rate, with_padded
+from thinc.api import SGD, Ragged, get_current_ops, set_dropout_rate
 
 from thinc_torchopt.addons.online import adjoint, gradients
 from thinc_torchopt.addons.online.cells import CELLS, Cell
@@ -269,26 +269,6 @@ def node_weight_grads(node, cell):
     return weights_of(other, cell)
 
 
-@pytest.mark.device
-def test_online_rnn_in_a_stack():
-    """The lower layer gets the upper one's gradient of the same step, and makes its own of it by its traces."""
-    model, X, dY = built(depth=2, lengths=(6, 4))
-    lower, upper = recurrent_nodes(model)
-    _, backprop = model(X, is_train=True)
-    dX = backprop(dY)
-    found = [{name: node.get_grad(name).copy() for name in node.param_names} for node in (lower, upper)]
-    one, other = with_padded(lower.copy()), with_padded(upper.copy())
-    for node in (one.layers[0], other.layers[0]):
-        for name in node.param_names:
-            node.set_grad(name, numpy.zeros_like(node.get_param(name)))
-    H, back_one = one(X, is_train=True)
-    _, back_other = other(H, is_train=True)
-    expected = back_one(back_other(dY))
-    assert all(near(a, b) for a, b in zip(dX, expected))
-    for grads, node in zip(found, (one.layers[0], other.layers[0])):
-        assert all(near(grads[name], node.get_grad(name)) for name in node.param_names)
-
-
 # ---------------------------------------------------------------------- input
 
 
@@ -402,14 +382,10 @@ def test_online_rnn_takes_other_dtypes(learning):
         assert all(numpy.array_equal(a, b) for a, b in zip(dX, other_back([y.astype("f8") for y in Y])))
 
 
-def test_online_rnn_refuses_another_width():
-    model, *_ = built()
+def test_online_rnn_refuses_another_width_and_complex_numbers():
+    model, X, _ = built()
     with pytest.raises(ShapeError, match="expected 3 numbers for each token, found 5"):
         model.predict([numpy.zeros((2, 5), "f")])
-
-
-def test_online_rnn_refuses_complex_numbers():
-    model, X, _ = built()
     with pytest.raises(ConfigError, match=r"input or gradient.*torch-gru.*real numbers.*complex"):
         model.predict([x + 1j for x in X])
     Y, backprop = model.begin_update(X)

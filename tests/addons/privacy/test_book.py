@@ -403,15 +403,6 @@ def test_book_refuses_layers_that_mix_examples_or_have_no_form(layer, expected):
     assert any(grad.any() for grad in grads_of(nlp).values())
 
 
-def test_book_refuses_layers_without_a_form_by_name():
-    nlp = spacy.blank("xx")
-    nlp.add_pipe("textcat")
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
-    with pytest.raises(ParamError, match=r"does not support layer 'with_cpu"):
-        clip_each_example(nlp, examples, 1.0)
-
-
 def test_book_refuses_rows_that_are_of_no_example():
     book, layer = Book(1.0), Linear(8, 8)
     with pytest.raises(ParamError, match=r"layer 'linear' gets rows \(ndarray\), and it is not known which"):

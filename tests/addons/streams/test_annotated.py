@@ -9,7 +9,7 @@ import spacy
 
 from thinc_torchopt.addons.streams.records import make_example
 from thinc_torchopt.addons.streams.teaching import AnnotatedTexts, Teaches
-from thinc_torchopt.core.errors import StreamError
+from thinc_torchopt.core.errors import ConfigError, StreamError
 
 from ...models import toy_pipeline
 from .streams import files, learn, make_model, rows, stops, write_stream
@@ -91,6 +91,7 @@ def test_stream_that_is_stopped_before_it_taught_anything(model, tmp_path):
     """Says so, and saves nothing."""
     stream = write_stream(tmp_path / "stream.jsonl", 9, changed=in_another_form)
     _, told = learn(model, stream, tmp_path / "out", is_stopped=stops(6))
+    assert told[0] == "'marks' of texts is not used."
     assert "have no annotations for any component" in told[-1] and "'marks' in" in told[-1]
     write_stream(tmp_path / "stream.jsonl", 9)
     learn(model, stream, tmp_path / "out")
@@ -113,6 +114,10 @@ def test_frozen_components_need_no_annotations(model, tmp_path):
     only_tags = write_stream(tmp_path / "tags.jsonl", 6, changed=lambda i, one: {k: one[k] for k in ("words", "tags")})
     with pytest.raises(StreamError, match=r"annotations for 'ner' \(entities\), found none in 6 texts"):
         learn(tmp_path / "model", only_tags, tmp_path / "other")
+    nlp.config["training"]["frozen_components"] = ["tok2vec"]
+    nlp.to_disk(tmp_path / "model")
+    with pytest.raises(ConfigError, match="'tagger': it listens"):
+        learn(tmp_path / "model", only_tags, tmp_path / "third")
     nlp.config["training"]["frozen_components"] = ["ner"]  # the last one that listens
     nlp.to_disk(tmp_path / "model")
     assert "'tok2vec' learns nothing: spaCy sends it" in learn(tmp_path / "model", only_tags, tmp_path / "third")[1][0]
@@ -139,8 +144,9 @@ def test_each_kind_of_annotation_is_seen(factory):
     assert teaches.components(make_example(nlp, {**words, **ANNOTATIONS[factory]}, "x")) == [factory]
     assert teaches.components(make_example(nlp, words, "x")) == []
     found = AnnotatedTexts()
-    found.add([], ["labels"])
-    with pytest.raises(StreamError, match=f"expected annotations for '{factory}'.*'labels' in 1 text"):
+    found.add([], ["labels", "x", "y", "z"])
+    told = f"for '{factory}'.*Not used: 'labels' in 1 text, 'x' in 1 text, 'y' in 1 text\\. Give"
+    with pytest.raises(StreamError, match=told):
         teaches.check(found)
 
 

@@ -4,12 +4,15 @@ import itertools
 import json
 from contextlib import suppress
 
+import numpy
 import pytest
 import spacy
 
 from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams.backward import backward
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.core.errors import StreamError
+from thinc_torchopt.core.state import read_folder
 
 from .streams import files, learn, load, make_model, rows, write_stream
 
@@ -103,9 +106,9 @@ def rejected(folder):
 
 
 def with_bad_texts(lines, path):
-    """One of each kind, after good ones."""
+    """One of each kind, before good ones."""
     kinds = list(BAD)
-    mixed = [line for i, one in enumerate(lines) for line in [one, *[bad_line(kind, one) for kind in kinds[i : i + 1]]]]
+    mixed = [line for i, one in enumerate(lines) for line in [*[bad_line(kind, one) for kind in kinds[i : i + 1]], one]]
     return write(path, mixed)
 
 
@@ -132,9 +135,10 @@ def test_bad_texts_are_left_out(model, good, tmp_path, ends):
     assert [row["scores"] for row in rows(tmp_path / "out")] == [row["scores"] for row in rows(expected)]
     found = rejected(tmp_path / "out")
     assert [row["text"] for row in found] == [bad_line(kind, lines[i]) for i, kind in enumerate(BAD)]
-    assert [row["where"] for row in found] == [f"line {2 * i + 2} of the stream" for i in range(len(BAD))]
+    assert [row["where"] for row in found] == [f"line {2 * i + 1} of the stream" for i in range(len(BAD))]
     assert all(BAD[kind][1] in row["reason"] for kind, row in zip(BAD, found))
-    assert rows(tmp_path / "out")[-1]["rejected"] == len(BAD)
+    last = rows(tmp_path / "out")[-1]
+    assert (last["rejected"], last["skipped"]) == (len(BAD), 0)
 
 
 def test_bad_texts_may_be_half_written(model, good, tmp_path):
@@ -199,6 +203,26 @@ def test_bad_texts_leave_a_half_made_update_nowhere(model, good, tmp_path, monke
     assert files(tmp_path / "out") == files(good[1]) and rows(tmp_path / "out") == rows(good[1])
 
 
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
+def test_bad_texts_whose_gradients_are_not_finite_end_the_run(tmp_path, monkeypatch):
+    """All that was learned before is saved."""
+    factor = [1.0]
+
+    def spoiled(nlp, examples, **arguments):
+        losses = backward(nlp, examples, **arguments)
+        nlp.get_pipe("tagger").model.get_ref("output_layer").get_grad("b")[:] *= factor[0]
+        return losses
+
+    monkeypatch.setattr("thinc_torchopt.addons.streams.learner.backward", spoiled)
+    model = make_model(tmp_path / "model", ["tagger"], max_nonfinite=1)
+    learner = StreamLearner(*load(model), tmp_path / "out", LearnSettings(every=2))
+    with learner, pytest.raises(StreamError, match=r"line 5 of the stream: .*in a row"):
+        for row in learner.learn(LineReader(write_stream(tmp_path / "stream.jsonl", 6))):
+            factor[0] = numpy.nan if row.texts == 4 else 1.0
+    assert [row["texts"] for row in rows(tmp_path / "out")] == [2, 4]
+    assert "'texts': 4" in str(read_folder(tmp_path / "out" / "state"))
+
+
 def test_bad_texts_that_cannot_be_scored_are_told(model, good, tmp_path, monkeypatch):
     from spacy.scorer import Scorer
 
@@ -209,6 +233,8 @@ def test_bad_texts_that_cannot_be_scored_are_told(model, good, tmp_path, monkeyp
     found, told = learn(model, write(tmp_path / "stream.jsonl", good[0]), tmp_path / "out")
     assert [row.score for row in found] == [None] * 3 and "odd annotations" in told[0]
     assert told[1:] == ["'parser' has learned nothing: 12 texts without dependency trees."]
+    with pytest.raises(StreamError, match=r"Can't evaluate '.*' of --watch: ValueError: odd annotations\."):
+        learn(model, tmp_path / "stream.jsonl", tmp_path / "two", watched=tmp_path / "stream.jsonl")
 
 
 # ---------------------------------------------------------------------- the watched corpus
@@ -218,20 +244,22 @@ def test_bad_texts_that_cannot_be_scored_are_told(model, good, tmp_path, monkeyp
 def test_bad_texts_of_the_watched_corpus_end_nothing(model, good, tmp_path, damage):
     """It is evaluated again when it is back, and one warning tells of it."""
     watched = write(tmp_path / "watched.jsonl", good[0][:3])
-    stream = write(tmp_path / "stream.jsonl", good[0])
+    stream = write(tmp_path / "stream.jsonl", ["{", *good[0]])
     nlp, optimizer = load(model)
     told = []
-    settings = LearnSettings(every=2, watch_every=2, replay=1, memory=4)
+    settings = LearnSettings(every=2, watch_every=2, replay=1, memory=4, skip_bad=True)
     found = []
     with StreamLearner(nlp, optimizer, tmp_path / "out", settings, watched=watched, notify=told.append) as learner:
         for row in learner.learn(LineReader(stream)):
             found.append(row)
             if row.texts == 2:
+                assert len(rejected(tmp_path / "out")) == 1  # before it is saved
                 watched.unlink() if damage == "vanished" else watched.write_bytes(b"{\xff")
             elif row.texts == 8:
                 write(watched, good[0][:3])
     assert [row.texts for row in found] == [0, 2, 4, 6, 8, 10, 12]
     assert [row.watched is not None for row in found] == [True, True, False, False, False, True, True]
-    assert "watched.jsonl" in told[0] and "goes on" in told[0]
-    assert told[1:] == ["'parser' has learned nothing: 12 texts without dependency trees."]
+    assert told[0] == f"Texts that can't be learned are left out, and are in '{tmp_path / 'out' / 'rejected.jsonl'}'."
+    assert "watched.jsonl" in told[1] and "goes on" in told[1]
+    assert told[2:] == ["'parser' has learned nothing: 12 texts without dependency trees."]
     assert files(tmp_path / "out") == files(good[1])

@@ -1,9 +1,11 @@
 """Learning from a stream: against a loop by hand, and a run that was never stopped."""
 
+import itertools
 import json
 import os
 import shutil
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import spacy
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spacy.scorer import Scorer
 from spacy.training import Example
+from spacy.util import registry
 from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 
 from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
@@ -21,6 +24,7 @@ from thinc_torchopt.addons.streams.state import LearnerFolder
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, StateError, StreamError
 from thinc_torchopt.core.params.names import walk
+from thinc_torchopt.core.state.files import read_folder
 
 from ...models import pipeline_params, same
 from .streams import files, learn, load, make_model, rows, stops, write_stream
@@ -48,7 +52,7 @@ def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size, ends):
     """Weights to the bit, and the scores of texts before they are learned, by spaCy's own scorer. Also after a stop."""
     stream = write_stream(tmp_path / "stream.jsonl", 12)
     settings = {"every": 6, "batch_size": batch_size}
-    parts = [learn(model, stream, tmp_path / "out", **settings, is_stopped=stops(end)) for end in (*ends, 99)]
+    parts = [learn(model, stream, tmp_path / "out", **settings, is_stopped=end) for end in (*map(stops, ends), None)]
     by_texts, told = {row.texts: row for rows, _ in parts for row in rows}, parts[-1][1]
     found = [by_texts[6], by_texts[12]]
     nlp, optimizer = load(model)
@@ -75,7 +79,7 @@ def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size, ends):
     # The weights of a new pipeline's scores: half for each component.
     assert found[1].score == pytest.approx(0.5 * expected[1]["tag_acc"] + 0.5 * expected[1]["ents_f"])
     assert sum(row.losses["ner"] for row in found) * 6 == pytest.approx(losses["ner"], rel=1e-6)
-    assert [row.texts for row in parts[-1][0]] == [6, 12] and told == []
+    assert [(row.texts, row.tokens) for row in parts[-1][0]] == [(6, 27), (12, 54)] and told == []
     assert not ends or [row.texts for row in parts[0][0]] == [3]  # it was stopped
 
 
@@ -112,19 +116,13 @@ def test_learner_goes_on_where_texts_annotate_some_components(model, tmp_path):
 def test_learner_reads_nothing_twice(model, unbroken, tmp_path):
     stream, expected = unbroken
     output = shutil.copytree(expected, tmp_path / "out")
+    # As after a kill in the midst of a save.
+    (output / "state").rename(output / ".unfinished-old-state-1")
+    (output / ".unfinished-new-model-last-1").mkdir()
     found, _ = learn(model, stream, output, replay=1, memory=4)
     assert [row.texts for row in found] == [18]  # of the block that has not ended
     assert files(output) == files(expected) and rows(output) == rows(expected)
-
-
-def test_learner_goes_on_with_a_file_that_has_grown(model, unbroken, tmp_path):
-    whole, expected = unbroken
-    stream, lines = tmp_path / "stream.jsonl", whole.read_bytes().splitlines(keepends=True)
-    for end in (7, 12, 18):
-        # The last line may have no end yet.
-        stream.write_bytes(b"".join(lines[:end]).rstrip(b"\n"))
-        learn(model, stream, tmp_path / "out", replay=1, memory=4)
-    assert files(tmp_path / "out") == files(expected) and rows(tmp_path / "out") == rows(expected)
+    assert not list(output.glob(".unfinished*"))
 
 
 @pytest.mark.parametrize("damage", ["changed", "changed early", "shorter", "removed"])
@@ -164,6 +162,7 @@ def test_learner_refuses_another_pipeline_and_a_damaged_state(model, unbroken, t
     other = make_model(tmp_path / "other", ["ner"])
     with pytest.raises(StateError, match="expected the pipeline and settings that it began with"):
         learn(other, stream, output, replay=1, memory=4)
+    assert not (output / "lock.json").exists()
     values = output / "state" / "values.json"
     values.write_bytes(values.read_bytes()[:-20])
     with pytest.raises(StateError, match="is damaged"):
@@ -182,6 +181,7 @@ def test_learner_saves_before_it_ends_with_an_error_of_the_stream(model, unbroke
     learner = StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings(every=5, replay=1, memory=4))
     with learner, pytest.raises(StateError, match="shorter"):
         list(learner.learn(Shortened(unbroken[0])))
+    assert rows(tmp_path / "out")[-1]["is_last"]
     learn(model, unbroken[0], tmp_path / "out", replay=1, memory=4)
     assert files(tmp_path / "out") == files(unbroken[1]) and rows(tmp_path / "out") == rows(unbroken[1])
 
@@ -191,11 +191,14 @@ def test_learner_keeps_the_last_save_when_the_disk_is_full(model, unbroken, tmp_
         raise OSError(28, "No space left on device")
 
     output = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        learn(model, unbroken[0], output, replay=1, memory=4, is_stopped=stops(10))
-        patch.setattr("thinc_torchopt.addons.streams.state.write_folder", full)
-        with pytest.raises(StateError, match=r"Can't save in .*No space left.*The last save was after 9 texts"):
-            learn(model, unbroken[0], output, replay=1, memory=4)
+    for end, texts in ((0, 0), (10, 9)):
+        with monkeypatch.context() as patch:
+            learn(model, unbroken[0], output, replay=1, memory=4, is_stopped=stops(end)) if end else None
+            patch.setattr("thinc_torchopt.addons.streams.state.write_folder", full)
+            with pytest.raises(
+                StateError, match=rf"Can't save in .*No space left.*The last save was after {texts} texts"
+            ):
+                learn(model, unbroken[0], output, replay=1, memory=4)
     learn(model, unbroken[0], output, replay=1, memory=4)
     assert files(output) == files(unbroken[1]) and rows(output) == rows(unbroken[1])
 
@@ -203,67 +206,68 @@ def test_learner_keeps_the_last_save_when_the_disk_is_full(model, unbroken, tmp_
 # ---------------------------------------------------------------------- labels
 
 
+ADDED = {"tagger": "ODD", "ner": "NEW"}
+
+
 def with_new_label(i, found):
-    """From the tenth text on, some entities have a label that the pipeline does not know."""
-    return (
-        found if i < 9 or i % 3 else {**found, "entities": [(start, end, "NEW") for start, end, _ in found["entities"]]}
-    )
+    """From the tenth text on, some have labels that the pipeline does not know."""
+    entities = [(start, end, "NEW") for start, end, _ in found["entities"]]
+    return found if i < 9 or i % 3 else found | {"entities": entities, "tags": ["ODD"] * len(found["words"])}
 
 
 def test_learner_refuses_new_labels_and_keeps_what_it_has_learned(model, tmp_path):
     stream = write_stream(tmp_path / "stream.jsonl", 20, changed=with_new_label)
-    with pytest.raises(StreamError, match=r"line 10 of the stream: expected labels that 'ner' has, found 'NEW'"):
+    with pytest.raises(StreamError, match=r"line 10 of the stream: expected labels that 'tagger' has, found 'ODD'"):
         learn(model, stream, tmp_path / "out")
     assert rows(tmp_path / "out")[-1]["texts"] == 9
     found, told = learn(model, stream, tmp_path / "out", new_labels="skip")
-    assert (found[-1].texts, found[-1].skipped) == (16, 4) and "'NEW'" in told[0] and len(told) == 1
+    assert (found[-1].texts, found[-1].skipped) == (16, 4) and "'ODD'" in told[0] and len(told) == 1
 
 
 def test_learner_adds_labels_and_goes_on_to_the_bit(model, tmp_path):
-    """The optimizer's state grows with them, and so does the pipeline that a stopped run loads."""
+    """The optimizer's state grows with them, and so does the pipeline that a stopped run loads. That of a tagger, too,
+    to which spaCy's own `add_label` adds none.
+    """
     stream = write_stream(tmp_path / "stream.jsonl", 13, changed=with_new_label)
     _, told = learn(model, stream, tmp_path / "one", new_labels="add")
     assert "filled in by the pipeline as it is now" in told.pop(0)
-    assert told[0] == "'ner' has got the label 'NEW', of line 10 of the stream."
-    assert "NEW" in spacy.load(tmp_path / "one" / "model-last").get_pipe("ner").labels
+    expected = [f"'{name}' has got the label '{label}', of line 10 of the stream." for name, label in ADDED.items()]
+    assert told[:2] == expected
+    learned = spacy.load(tmp_path / "one" / "model-last")
+    assert all(label in learned.get_pipe(name).labels for name, label in ADDED.items())
     learn(model, stream, tmp_path / "two", new_labels="add", is_stopped=stops(13))
     assert rows(tmp_path / "two")[-1]["texts"] == 11
     learn(model, stream, tmp_path / "two", new_labels="add")
     assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
 
 
-def test_learner_adds_labels_to_a_tagger(model, tmp_path):
-    """spaCy's own `add_label` refuses."""
-    stream = write_stream(
-        tmp_path / "stream.jsonl",
-        10,
-        changed=lambda i, found: {**found, "tags": [f"ODD{i // 6}"] * len(found["words"])},
-    )
-    _, told = learn(model, stream, tmp_path / "one", new_labels="add")
-    assert [text for text in told if "'tagger' has got the label 'ODD1', of line 7" in text]
-    labels = spacy.load(tmp_path / "one" / "model-last").get_pipe("tagger").labels
-    assert labels[-2:] == ("ODD0", "ODD1")
-    for stop, texts in ((4, 2), (5, 6), (100, 10)):
-        learn(model, stream, tmp_path / "two", new_labels="add", is_stopped=stops(stop))
-        assert rows(tmp_path / "two")[-1]["texts"] == texts
-    assert files(tmp_path / "one") == files(tmp_path / "two")
-
-
 def test_learner_cannot_add_labels_to_a_head_of_torch(model, tmp_path):
     nlp, optimizer = load(model)
     tagger = nlp.get_pipe("tagger")
     tok2vec, n = tagger.model.get_ref("tok2vec"), len(tagger.labels)
-    tagger.model = chain(tok2vec, with_array(PyTorchWrapper(torch.nn.Linear(tok2vec.get_dim("nO"), n))))
+    module = torch.nn.Sequential(torch.nn.Linear(tok2vec.get_dim("nO"), n), torch.nn.Softmax(-1))
+    tagger.model = chain(tok2vec, with_array(PyTorchWrapper(module)))
     tagger.model.set_ref("tok2vec", tok2vec)
     stream = write_stream(
-        tmp_path / "stream.jsonl", 3, changed=lambda i, found: {**found, "tags": ["ODD"] * len(found["words"])}
+        tmp_path / "stream.jsonl",
+        5,
+        changed=lambda i, found: found if i < 2 else {**found, "tags": ["ODD"] * len(found["words"])},
     )
-    chosen = LearnSettings(new_labels="add", skip_bad=True, prequential=False)
-    with StreamLearner(nlp, optimizer, tmp_path / "out", chosen) as learner:
-        list(learner.learn(LineReader(stream)))
+    chosen = {"new_labels": "add", "teacher": False, "prequential": False, "every": 2}
+    with StreamLearner(
+        nlp, optimizer, tmp_path / "out", LearnSettings(skip_bad=True, **chosen), is_stopped=stops(99)
+    ) as learner:
+        assert [row.texts for row in learner.learn(LineReader(stream))] == [2]
         assert learner.progress.rejected == 3
     reason = json.loads((tmp_path / "out" / "rejected.jsonl").read_text().splitlines()[0])["reason"]
-    assert "line 1 of the stream: Can't add 'ODD' to 'tagger'" in reason and "a module of torch" in reason
+    assert "line 3 of the stream: Can't add 'ODD' to 'tagger'" in reason and "a module of torch" in reason
+    with (
+        pytest.raises(StreamError) as error,
+        StreamLearner(nlp, optimizer, tmp_path / "two", LearnSettings(**chosen)) as learner,
+    ):
+        list(learner.learn(LineReader(stream)))
+    assert str(error.value) == reason
+    assert "'texts': 2" in str(read_folder(tmp_path / "two" / "state"))
 
 
 # ---------------------------------------------------------------------- together with other features
@@ -278,7 +282,7 @@ def test_learner_cannot_add_labels_to_a_head_of_torch(model, tmp_path):
         {"param_groups": {"tok2vec": {"params": ["tok2vec/*"], "lr_scale": 0.1}, "none": {"params": ["tagger/*"],
                                                                                        "lr_scale": 0.0}}},
         {"algorithm": {"@torch_optimizers": "thinc-torchopt.Modular.v1",
-                       "modules": {"adam": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}}},
+                       "modules": {"adam": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}, "normalize": "words"}},
         {"grad_clip": 1.0, "on_spike": "skip", "spike_factor": 2.0},
         pytest.param({"algorithm": SCHEDULE_FREE}, marks=needs_library),
     ],
@@ -299,7 +303,6 @@ def test_learner_saves_the_averages(tmp_path, block):
     """The last pipeline has the averages, and the state the params."""
     from thinc_torchopt.addons.streams.state import LearnerState
     from thinc_torchopt.core.schema import read
-    from thinc_torchopt.core.state.files import read_folder
 
     model = make_model(tmp_path / "model", **block)
     learn(model, write_stream(tmp_path / "stream.jsonl", 5), tmp_path / "out")
@@ -325,10 +328,10 @@ def test_learner_warns_when_nothing_is_learned(tmp_path):
 def test_learner_watches_another_corpus(model, tmp_path):
     """Before the first text, every so many texts, and at the end, as `nlp.evaluate` would."""
     watched = write_stream(tmp_path / "watched.jsonl", 6)
-    stream = write_stream(tmp_path / "stream.jsonl", 12)
+    stream = write_stream(tmp_path / "stream.jsonl", 17)
     found, _ = learn(model, stream, tmp_path / "out", watched=watched, watch_every=10)
-    assert [row.texts for row in found] == [0, 5, 10, 12]
-    assert [row.watched is not None for row in found] == [True, False, True, True]
+    assert [(row.texts, row.is_last) for row in found] == [(0, False), (5, False), (10, False), (15, False), (17, True)]
+    assert [row.watched is not None for row in found] == [True, False, True, False, True]
     for place, row in ((model, found[0]), (tmp_path / "out" / "model-last", found[-1])):
         nlp = spacy.load(place)
         scores = nlp.evaluate([example for _, example in read_examples(nlp, watched)])
@@ -358,6 +361,7 @@ def test_learner_begins_its_memory_with_old_texts(model, tmp_path):
         assert learner.progress.memory.seen == 10 and len(learner.progress.memory.lines) == 8
         list(learner.learn(LineReader(stream)))
         assert learner.progress.memory.seen == 16 and len(learner.progress.memory.lines) == 8
+        assert learner.progress.block.n == 6 * 3
 
 
 def test_learner_does_not_look_at_labels_of_frozen_components(model, tmp_path):
@@ -369,6 +373,7 @@ def test_learner_does_not_look_at_labels_of_frozen_components(model, tmp_path):
     before = [value.clone() for value in pipeline_params(nlp)["tagger"]]
     with StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings()) as learner:
         assert [row.texts for row in learner.learn(LineReader(stream))] == [3]
+        assert learner.progress.memory.lines == []  # without replay
     assert same(pipeline_params(nlp)["tagger"], before)
 
 
@@ -394,18 +399,6 @@ def test_learner_keeps_the_words_of_no_text(model, tmp_path):
 def test_learner_refuses_impossible_settings(arguments, message):
     with pytest.raises(ConfigError, match=message):
         LearnSettings(**arguments)
-
-
-def test_learner_tells_the_optimizer_how_much_is_in_a_batch(tmp_path):
-    """Which divides gradients by it."""
-    words = {"algorithm": {"@torch_optimizers": "thinc-torchopt.Modular.v1", "normalize": "words"}}
-    model = make_model(tmp_path / "model", **words)
-    found, _ = learn(model, write_stream(tmp_path / "stream.jsonl", 6), tmp_path / "out", replay=1)
-    assert found[-1].texts == 6 and not files(tmp_path / "out").items() <= files_of(model).items()
-
-
-def files_of(model):
-    return {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
 
 
 def test_learner_counts_updates_that_are_skipped(tmp_path):
@@ -486,3 +479,23 @@ def test_learner_saves_at_the_start_after_so_many_texts_and_at_the_end(model, un
     monkeypatch.setattr(LearnerFolder, "save", lambda *args: (saved.append(args[1].progress.texts), save(*args)))
     learn(model, unbroken[0], tmp_path / "out", save_every=10)
     assert saved == [0, 10, 18]
+
+
+def test_learner_counts_seconds_over_several_runs(model, unbroken, tmp_path, monkeypatch):
+    ticks = itertools.count(1000, 1.125)
+    monkeypatch.setattr("thinc_torchopt.addons.streams.learner.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    found = [learn(model, unbroken[0], tmp_path / "out", is_stopped=stops(end))[0] for end in (16, 99)]
+    assert [row.seconds for row in found[0] + found[1]] == [2.25, 3.38, 5.62, 7.88]
+
+
+@registry.callbacks("streams-test-note.v1")
+def make_note():
+    return lambda nlp, args: nlp.meta.setdefault("noted", []).append(args)
+
+
+def test_learner_calls_before_update(model, unbroken, tmp_path):
+    nlp, optimizer = load(model)
+    nlp.config["training"]["before_update"] = {"@callbacks": "streams-test-note.v1"}
+    with StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings(batch_size=9)) as learner:
+        list(learner.learn(LineReader(unbroken[0])))
+    assert nlp.meta["noted"] == [{"step": 0, "epoch": 0}, {"step": 9, "epoch": 0}]

@@ -1,7 +1,6 @@
 """The lines of a stream."""
 
 import os
-import threading
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from thinc_torchopt.addons.streams.source import LineReader, Place
 from thinc_torchopt.core.errors import StateError, StreamError
 
 from ...forks import Started
+from .streams import stops
 
 LINES = st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b" ").replace(b"\r", b" ")), max_size=12)
 
@@ -31,8 +31,9 @@ def test_source_reads_each_line_once(tmp_path_factory, lines, cuts, ended):
         content = b"\n".join(lines[:cut]) + (b"\n" if ended and cut else b"")
         # Without a line end, the last line is complete: more is added behind a line end.
         path.write_bytes(content)
-        for line in LineReader(path).read(place):
+        for line in LineReader(path, is_stopped=stops(50, AssertionError)).read(place):
             found.append(line.content)
+            assert line.place.lines == content[: line.place.offset].count(b"\n") + line.may_grow
             place = line.place
     assert found == [line.strip() for line in lines if line.strip()]
 
@@ -51,7 +52,7 @@ def test_source_numbers_lines_after_one_that_had_no_line_end(tmp_path, added):
 def test_source_that_becomes_shorter_is_an_error(tmp_path):
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b"one\ntwo\n")
-    lines = LineReader(path, follows=True).read(Place())
+    lines = LineReader(path, follows=True, is_stopped=stops(50, AssertionError)).read(Place())
     assert [next(lines).content, next(lines).content] == [b"one", b"two"]
     path.write_bytes(b"on")
     with pytest.raises(StateError, match="has become shorter"):
@@ -82,7 +83,7 @@ def test_memory_is_a_uniform_sample():
         memory = Memory(10)
         for i in range(100):
             memory.add(str(i))
-        assert len(set(memory.lines)) == 10 and memory.seen == 100
+        assert len({line for line, n in memory.lines if n == 0}) == 10 and memory.seen == 100
         for line, _ in memory.lines:
             counts[int(line) // 10] += 1
     assert all(abs(count - 1000) < 5 * 28 for count in counts), counts
@@ -123,7 +124,7 @@ def test_source_that_is_rotated_while_it_is_followed_is_an_error(tmp_path, is_re
     """What was written to the old file is read before, also the rest of a line."""
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b"one\ntw")
-    lines = LineReader(path, follows=True).read(Place())
+    lines = LineReader(path, follows=True, is_stopped=stops(50, AssertionError)).read(Place())
     assert next(lines).content == b"one"
     with path.open("ab", buffering=0) as file:
         path.rename(tmp_path / "stream.jsonl.1")
@@ -136,11 +137,10 @@ def test_source_that_is_rotated_while_it_is_followed_is_an_error(tmp_path, is_re
         next(lines)
 
 
-def test_source_leaves_a_half_line_when_it_is_stopped(tmp_path):
-    path, stop = tmp_path / "stream.jsonl", threading.Event()
+def test_source_leaves_a_half_line_when_it_is_stopped(tmp_path, monkeypatch):
+    path, pauses = tmp_path / "stream.jsonl", []
     path.write_bytes(b"one\n{half")
-    lines = LineReader(path, follows=True, is_stopped=stop.is_set).read(Place())
-    assert next(lines).content == b"one"
-    stop.set()
-    assert list(lines) == []
+    monkeypatch.setattr(source_module.time, "sleep", pauses.append)
+    assert [line.content for line in LineReader(path, follows=True, is_stopped=stops(4)).read(Place())] == [b"one"]
+    assert pauses == [0.05] * 3
     assert read_all(path)[0] == [b"one", b"{half"]  # without follows, the end of the file is its end

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import spacy
@@ -15,6 +16,7 @@ from thinc_torchopt.addons.streams.scores import old_and_new
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.addons.streams.teaching import StreamTeacher
 from thinc_torchopt.core.errors import StateError, StreamError
+from thinc_torchopt.loop.teacher import Teacher
 
 from ...models import toy_examples, toy_pipeline
 from .streams import OPTIMIZER, files, learn, load, rows, stops, write_stream
@@ -218,26 +220,68 @@ def test_teaching_leaves_what_a_text_calls_complete(model, tmp_path):
         learn(model, stream, tmp_path / "bad", new_labels="add")
 
 
-def test_scores_of_old_and_new_labels_by_hand():
-    nlp = toy_pipeline(["ner", "textcat_multilabel"], shared=False)
+def said(text):
+    """Words with what is said of each, or of all: "a:U-OLD b:O", {"OLD": 1.0}. None: nothing."""
+    if not isinstance(text, str):
+        return {"words": ["a", "b", "c"]} | ({} if text is None else {"cats": text})
+    words, marks = zip(*(part.split(":") for part in text.split()))
+    return {"text": "ab c", "words": list(words), "entities": list(marks), "tags": [mark[2:] for mark in marks]}
+
+
+@pytest.mark.parametrize(
+    ("factory", "texts", "scores"),
+    [
+        # OLD: 2 right of 4 predicted and 3 annotated; NEW: 0 of 1 and 1. The last text says nothing of entities.
+        ("ner", [("a:U-OLD b:U-NEW c:O", "a:U-OLD b:O c:U-NEW"), ("ab:U-OLD c:U-OLD", "a:B-OLD b:L-OLD c:O"),
+                 ("a:U-OLD b:O c:O", "a:O b:O c:U-OLD"), ("a:U-OLD b:O c:O", None)], (4 / 7, 0.0)),
+        # Against a text that has none, each is wrong.
+        ("ner", [("a:U-OLD b:O c:O", "a:O b:O c:O")], (0.0, None)),
+        # OLD: 1 of 1 and 2; NEW: 1 of 1 and 1, as the first text does not name it.
+        ("textcat_multilabel", [({"OLD": 0.9, "NEW": 0.7}, {"OLD": 1.0}), ({"OLD": 0.9, "NEW": 0.9}, None),
+                                ({"OLD": 0.1, "NEW": 0.5}, {"OLD": 1.0, "NEW": 1.0})], (2 / 3, 1.0)),
+        # The best one, if any: OLD 1 of 1 and 2; NEW 1 of 2 and 1. The last text has neither.
+        ("textcat", [({"OLD": 0.6, "NEW": 0.4}, {"OLD": 1.0, "NEW": 0.0}), ({"OLD": 0.4, "NEW": 0.6}, {"NEW": 1.0}),
+                     ({"OLD": 0.2, "NEW": 0.8}, {"OLD": 1.0, "NEW": 0.0}), ({"OLD": 0.0}, {"OLD": 0.0})],
+         (2 / 3, 2 / 3)),
+        # OLD: 1 of 2 and 2; NEW: 0 of 1 and 0. A word that is divided otherwise is another one.
+        ("tagger", [("ab:U-OLD c:U-OLD", "a:U-OLD b:O c:U-OLD"), ("a:U-NEW b:O c:O", "a:O b:O c:O")], (0.5, None)),
+    ],
+)  # fmt: skip
+def test_scores_of_old_and_new_labels_by_hand(factory, texts, scores):
+    nlp = toy_pipeline([factory], shared=False)
     for label in ("OLD", "NEW"):
-        nlp.get_pipe("ner").add_label(label)
-        nlp.get_pipe("textcat_multilabel").add_label(label)
-
-    def example(predicted, annotated):
-        docs = []
-        for ents, cats in (predicted, annotated):
-            gold = {"entities": ents, "cats": cats}
-            docs.append(Example.from_dict(nlp.make_doc("a b c d"), gold).reference)
-        return Example(*docs)
-
-    one, other = [(0, 1, "OLD"), (2, 3, "NEW")], [(0, 1, "OLD"), (4, 5, "NEW")]
-    examples = [
-        example((one, {"OLD": 0.9, "NEW": 0.2}), (other, {"OLD": 1.0})),
-        example(([(0, 1, "OLD")], {"OLD": 0.1, "NEW": 0.7}), ([(2, 3, "OLD")], {"OLD": 1.0, "NEW": 1.0})),
-    ]  # fmt: skip
-    # Entities: OLD 1 right of 2 predicted and 2 annotated; NEW 0 of 1 and 1.
-    assert old_and_new(nlp, examples, {"ner": {"NEW"}}) == (0.5, 0.0)
-    # Categories: OLD 1 of 1 and 2; NEW 1 of 1 and 1, as the first text does not name it.
-    assert old_and_new(nlp, examples, {"textcat_multilabel": {"NEW"}}) == (pytest.approx(2 / 3), 1.0)
+        nlp.get_pipe(factory).add_label(label)
+    examples = [Example(*(make_example(nlp, said(one), "it").reference for one in pair)) for pair in texts]
+    assert old_and_new(nlp, examples, {factory: {"NEW"}}) == pytest.approx(scores)
     assert old_and_new(nlp, examples, {}) == (None, None)
+
+
+@pytest.mark.parametrize("skip_bad", [True, False])
+def test_teaching_without_an_answer_of_the_teacher(model, streams, tmp_path, monkeypatch, skip_bad):
+    """Only the text that it can't annotate is left out, or ends the run."""
+    predict = Teacher.predict
+
+    def refusing(self, docs, rules):
+        if any("red" in doc.text for doc in docs):
+            raise ZeroDivisionError("the teacher")
+        return predict(self, docs, rules)
+
+    monkeypatch.setattr(Teacher, "predict", refusing)
+    stream = write_stream(tmp_path / "stream.jsonl", 8, changed=colors)
+    reason = "of the stream: the teacher can't annotate it. ZeroDivisionError: the teacher."
+    with nullcontext() if skip_bad else pytest.raises(StreamError, match=reason):
+        found, _ = learn(model, stream, tmp_path / "out", new_labels="add", batch_size=2, skip_bad=skip_bad)
+        kept = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
+        assert (found[-1].texts, found[-1].skipped, len(kept)) == (4, 0, 4)
+        assert all(row["reason"].endswith(reason) and "red" in row["text"] for row in kept)
+
+
+def test_teaching_without_anything_that_can_be_taught(tmp_path):
+    """The pipeline has no labels in common with its teacher: texts stay as they are."""
+    nlp = toy_pipeline(["ner"])
+    nlp.initialize()
+    StreamTeacher.keep(nlp, tmp_path)
+    add_labels(nlp, "ner", ["COLOR"])
+    example = make_example(nlp, {"words": ["red"], "entities": ["U-COLOR"]}, "it")
+    [filled] = StreamTeacher(nlp, tmp_path).fill_in([example])
+    assert filled is example

@@ -18,15 +18,21 @@ from hypothesis import strategies as st
 from spacy.errors import Errors
 from spacy.language import Language
 from spacy.pipeline import TrainablePipe
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin
+from spacy.training import Example
 from spacy.training.initialize import init_nlp
 from spacy.util import resolve_dot_names
 from thinc.api import Model
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.addons.trials import lr_finder
 from thinc_torchopt.addons.trials.lr_finder import (
     RangeTest,
     _analyse,
+    _draw_examples,
+    _first_points,
+    _has_diverged,
+    _noise_of_curve,
     learn_rate_settings,
     make_ramp,
     run_range_test,
@@ -155,8 +161,14 @@ def test_lr_finder_keeps_ratios_of_groups(tmp_path):
             {"curvature": 1.0, "goes_wrong": "loss"},
             "the loss or a gradient was not finite at a rate of 1e-06, after 1 steps",
         ),
-        ({"curvature": 1.0, "goes_wrong": "gradient"}, "the loss or a gradient was not finite"),
-        ({"curvature": 1.0, "goes_wrong": "raises"}, "the loss or a gradient was not finite"),
+        (
+            {"curvature": 1.0, "goes_wrong": "gradient"},
+            "the loss or a gradient was not finite at a rate of 1e-06, after 1 steps",
+        ),
+        (
+            {"curvature": 1.0, "goes_wrong": "raises"},
+            "the loss or a gradient was not finite at a rate of 1e-06, after 1 steps",
+        ),
     ],
 )
 def test_lr_finder_says_when_there_is_nothing_to_suggest(tmp_path, settings, message):
@@ -164,6 +176,26 @@ def test_lr_finder_says_when_there_is_nothing_to_suggest(tmp_path, settings, mes
     found = run_range_test(nlp, config)
     assert re.search(message, found.problem) and "Raise --max-lr" not in found.problem
     assert found.suggestion is None and found.rates_by_group() == {} and found.stretch is None
+
+
+def test_lr_finder_trains_to_the_end_of_the_ramp(tmp_path):
+    nlp, config = bowls(tmp_path, {"bowl": {"curvature": 1e-9}})
+    steps = []
+    found = run_range_test(nlp, config, progress=lambda: steps.append(1))
+    assert found.steps == len(steps) == 140 and found.ended == "max_rate"
+    # From 1e-6 to 10, by the same factor each step. The loss is that of each second one.
+    assert found.rates == pytest.approx(numpy.geomspace(1e-6, 10.0, 140)[::2])
+
+
+@pytest.mark.parametrize(("words", "texts", "expected"), [(1, 2500, 100), (50, 60, 40), (200, 60, 16)])
+def test_lr_finder_draws_the_same_texts_each_time(words, texts, expected, monkeypatch):
+    nlp = spacy.blank("xx")
+    docs = [Doc(nlp.vocab, words=["a"] * words) for _ in range(texts)]
+    examples = [Example(doc, doc) for doc in docs]
+    monkeypatch.setattr(lr_finder, "resolve_dot_names", lambda config, names: [lambda nlp: examples])
+    shuffled = examples[:2000]
+    random.Random(0).shuffle(shuffled)
+    assert _draw_examples(nlp, {"training": {"dev_corpus": "dev"}}) == shuffled[:expected]
 
 
 def test_lr_finder_loss_is_that_of_the_components_that_have_one(tmp_path):
@@ -225,8 +257,15 @@ def test_lr_finder_settings_and_their_peaks():
     assert changed["learn_rate"] == [0.25, 0.5] and changed["per_param_lr"]["ner/*"] == [1.0, 2.0]
     assert block["learn_rate"] == [0.1, 0.3, 0.2]
     assert isinstance(spacy.registry.resolve({"optimizer": changed})["optimizer"], TorchOptimizer)
-    with pytest.raises(ConfigError, match="above 0, found 0 in learn_rate"):
-        with_ramp(block, {("learn_rate",): 0.0}, [1.0])
+    for peaks, what in ({("learn_rate",): 0.0}, "0 in learn_rate"), ({}, "none"):
+        with pytest.raises(ConfigError, match=f"above 0, found {what}"):
+            with_ramp(block, peaks, [1.0])
+
+
+def test_lr_finder_rates_are_of_groups_that_were_trained_all_along():
+    rates = [{"default": 1e-3, "late": 0.0}, {"default": 1e-2, "late": 1e-2}]
+    found = RangeTest([1e-3, 1e-2], [1.0, 0.5], rates, stretch=(0, 1))
+    assert found.rates_by_group() == {"default": pytest.approx(0.5 * math.sqrt(1e-5))}
 
 
 def test_lr_finder_smooths_as_it_says():
@@ -239,7 +278,31 @@ def test_lr_finder_smooths_as_it_says():
     assert smooth(losses, 0.0) == losses
 
 
+@pytest.mark.parametrize("width", [1.0, 4.0])
+def test_lr_finder_knows_the_noise_of_a_curve(width):
+    """Of noise alone, it is its standard deviation. 2,000 points around 4 know it to about 5%."""
+    losses = numpy.random.default_rng(0).normal(size=2000).tolist()
+    assert _noise_of_curve(losses, width) == pytest.approx(numpy.std(smooth(losses, width)), rel=0.1)
+
+
 RATES = make_ramp(1e-6, 10.0, 70)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([9.0, 1.0, 1.0, 9.0], False),  # too few
+        ([9.0, 1.0, 1.0, 1.0, 2.1], True),
+        ([9.0, 1.0, 1.0, 1.0, 2.0], False),
+        ([9.0, *[1.0] * 10, *[8.0] * 20, 2.1], True),  # more than at first
+    ],
+)
+def test_lr_finder_sees_what_diverges(losses, expected):
+    assert _has_diverged(RangeTest(RATES[: len(losses)], losses)) is expected
+
+
+def test_lr_finder_first_points_are_a_decade():
+    assert [_first_points(RangeTest(make_ramp(1e-6, 10.0, n))) for n in (71, 22)] == [10, 3]
 
 
 def analyse(losses, rates=RATES, ended="max_rate"):
@@ -315,6 +378,7 @@ def test_lr_finder_suggests_nothing_from_noise():
     ],
 )
 def test_lr_finder_says_what_may_help_if_the_loss_does_not_fall(end, ended, advice):
+    assert "a loss that falls" in analyse([1.0] * 11).problem and "--min-lr" in analyse([1.0] * 10).problem
     problem = analyse([1.0] * 69 + [end], ended=ended).problem
     assert problem.endswith(f"which may be chance. {advice}Check that something is trained: spacy torchopt params.")
 

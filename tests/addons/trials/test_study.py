@@ -19,6 +19,7 @@ from thinc_torchopt.core.errors import ConfigError
 pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
 
 SPACE = parse_space([("", "a.rate", "1e-4..1e-2:log"), ("", "a.kind", "x|7|[1, 2]")])
+[SIZES] = parse_space([("", "a.size", "1..8")]).values()
 BEST = 1e-3
 
 
@@ -42,7 +43,7 @@ def open_study(path, settings={}, space=SPACE, warmup_steps=None):
 
 
 def test_study_searches_in_its_space_and_finds_the_best(tmp_path):
-    opened = open_study(tmp_path / "new" / "study.db")
+    opened = open_study(tmp_path / "new" / "folder" / "study.db")
     calls = []
     opened.search(25, train, calls.append)
     found = opened.found()
@@ -55,6 +56,11 @@ def test_study_searches_in_its_space_and_finds_the_best(tmp_path):
     assert best[0].score > 0.95
     importances = opened.importances()
     assert next(iter(importances)) == "a.rate" and sum(importances.values()) == pytest.approx(1.0)
+
+
+def test_study_draws_each_whole_number_of_a_range():
+    optuna = pytest.importorskip("optuna")
+    assert [SIZES.suggest(optuna.trial.FixedTrial({"a": n}), "a") for n in range(1, 9)] == list(range(1, 9))
 
 
 def test_study_goes_on_and_draws_the_same(tmp_path):
@@ -219,8 +225,10 @@ def test_study_repeats_one_that_fails_once(tmp_path):
         calls.append(seed)
         raise MemoryError("too large")
 
-    told = []
+    told, seeds = [], [2**32]
     for _ in range(2):
-        opened.repeat([AS_IT_IS, 0], [1], fails, lambda number, seed, found: told.append((found.state, found.problem)))
-    assert calls == [1, 1] and told == [("failed", "too large")] * 2
-    assert opened.repeated([AS_IT_IS, 0], [1]) == {AS_IT_IS: {}, 0: {}}
+        opened.repeat(
+            [AS_IT_IS, 0], seeds, fails, lambda number, seed, found: told.append((found.state, found.problem))
+        )
+    assert calls == seeds * 2 and told == [("failed", "too large")] * 2
+    assert opened.repeated([AS_IT_IS, 0], seeds) == {AS_IT_IS: {}, 0: {}}

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from time import process_time
 
 import pytest
 import spacy
@@ -77,7 +78,7 @@ def test_trial_is_what_spacy_trains(tmp_path, optimizer):
     assert found.chosen == max(score for _, score in seen) > 0 and found.problem is None
     assert found.kept == dict(judging)[max(step for step, score in seen if score == found.chosen)]
     assert found.last == judging[-1][1] and len(found.resampled) == 4
-    assert found.words > 0 and found.seconds > 0
+    assert found.words > 0 and 0.0 < found.seconds < process_time()
 
 
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.PipelineWarning")  # half of a toy corpus lacks labels
@@ -107,7 +108,7 @@ def test_trial_of_one_text_is_judged_on_it(tmp_path):
     path = Path(config.interpolate()["paths"]["dev"])
     DocBin(docs=list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))[:1]).to_disk(path)
     found = run_trial(shorten(config, 10)[0], seed=0)
-    assert found.kept == found.chosen and found.last == found.evaluations[-1][1]
+    assert found.kept == found.chosen and found.last == found.evaluations[-1][1] and not found.resampled
 
 
 def test_trial_needs_texts_to_score(tmp_path):
@@ -152,10 +153,10 @@ def test_trial_that_diverges_says_so(tmp_path, optimizer):
 def test_trial_ends_with_what_is_raised_at_an_evaluation(tmp_path):
     def stop(step, score):
         if step >= 2:
-            raise KeyError("enough")
+            raise ValueError("enough")
 
     steps = []
-    with pytest.raises(KeyError, match="enough"):
+    with pytest.raises(ValueError, match="enough"):
         run_trial(shorten(load(tmp_path), 10)[0], seed=0, on_evaluation=stop, on_step=lambda: steps.append(1))
     assert len(steps) == 2
 
@@ -186,28 +187,19 @@ def config_of(text, max_steps=2000):
 LINEAR = '[training.optimizer.learn_rate]\n@schedules = "warmup_linear.v1"\ninitial_rate = 0.1\n'
 
 
-@pytest.mark.parametrize("total", ["2000", "${training.max_steps}"])
-def test_trial_shortens_schedules_as_a_whole(total):
-    short, notes = shorten(config_of(f"{LINEAR}warmup_steps = 100\ntotal_steps = {total}\n"), 200)
+@pytest.mark.parametrize(("total", "warmup", "new"), [("2000", 100, 10), ("${training.max_steps}", 3, 1)])
+def test_trial_shortens_schedules_as_a_whole(total, warmup, new):
+    short, notes = shorten(config_of(f"{LINEAR}warmup_steps = {warmup}\ntotal_steps = {total}\n"), 200)
     block = short["training"]["optimizer"]["learn_rate"]
-    assert (block["warmup_steps"], block["total_steps"], block["initial_rate"]) == (10, 200, 0.1)
-    assert "[training.optimizer.learn_rate] warmup_steps 100 is 10, total_steps 2,000 is 200" in notes[0]
+    assert (block["warmup_steps"], block["total_steps"], block["initial_rate"]) == (new, 200, 0.1)
+    assert f"[training.optimizer.learn_rate] warmup_steps {warmup} is {new}, total_steps 2,000 is 200" in notes[0]
     assert short["training"]["max_steps"] == 200
 
 
 def test_trial_leaves_schedules_that_end_earlier():
-    config = config_of(f"{LINEAR}warmup_steps = 30\ntotal_steps = 150\n")
+    config = config_of(f"{LINEAR}warmup_steps = 30\ntotal_steps = 200\n")
     short, notes = shorten(config, 200)
     assert short["training"]["optimizer"] == config["training"]["optimizer"] and not notes
-
-
-def test_trial_shortens_schedules_of_groups():
-    group = '[training.optimizer.param_groups]\n\n[training.optimizer.param_groups.a]\nparams = ["a/*"]\n'
-    group += "\n[training.optimizer.param_groups.a.learn_rate]\n"
-    group += '@schedules = "thinc-torchopt.warmup_cosine.v1"\ninitial_rate = 0.1\ntotal_steps = 1000\n'
-    short, notes = shorten(config_of(group), 200)
-    assert short["training"]["optimizer"]["param_groups"]["a"]["learn_rate"]["total_steps"] == 200
-    assert "param_groups.a.learn_rate] total_steps 1,000 is 200" in notes[0]
 
 
 def test_trial_lets_frozen_params_join_in_proportion():
@@ -215,7 +207,7 @@ def test_trial_lets_frozen_params_join_in_proportion():
     short, notes = shorten(config_of(f"{group}unfreeze_at = 500\n"), 200)
     assert short["training"]["optimizer"]["param_groups"]["a"]["unfreeze_at"] == 50
     assert "param_groups.a] unfreeze_at 500 is 50" in notes[0]
-    assert not shorten(config_of(f"{group}unfreeze_at = 50\n", max_steps=100), 200)[1]
+    assert not shorten(config_of(f"{group}unfreeze_at = 50\n", max_steps=200), 200)[1]
 
 
 def test_trial_tells_of_long_warm_up():
@@ -238,14 +230,19 @@ def test_trial_shortens_schedules_that_end_with_the_training():
     assert "total_steps" not in short["training"]["optimizer"]["learn_rate"]
 
 
-@given(warmup=st.integers(0, 3000), decay=st.integers(1, 3000), steps=st.integers(1, 300), is_budget=st.booleans())
-def test_trial_schedules_fit_without_a_known_end(warmup, decay, steps, is_budget):
+@given(
+    warmup=st.integers(0, 3000),
+    decay=st.integers(1, 3000),
+    steps=st.integers(1, 300),
+    budget=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_trial_schedules_fit_without_a_known_end(warmup, decay, steps, budget):
     """Where `max_epochs` or a budget ends the training."""
     schedule = f'@schedules = "thinc-torchopt.warmup_stable_decay.v1"\ninitial_rate = 0.1\nwarmup_steps = {warmup}\n'
     text = f"[training.optimizer.learn_rate]\n{schedule}decay_steps = {decay}\n"
-    if is_budget:
+    if budget:
         text += 'decay_begins = "when told"\n\n[training.optimizer.budget]\n@misc = "thinc-torchopt.Budget.v1"\n'
-        text += 'limit = "20m"\ndecay_ratio = 0.3\n'
+        text += f'limit = "20m"\ndecay_ratio = {budget}\n'
     block = shorten(config_of(text, max_steps=0), steps)[0]["training"]["optimizer"]
     assert "budget" not in block
     schedule = spacy.registry.resolve({"schedule": block["learn_rate"]})["schedule"]
@@ -268,8 +265,10 @@ def test_trial_shortens_averages():
         ("EMA", "decay = 0.9\nstart_step = 500", {"decay": 0.5, "start_step": 50}),
         ("SWA", "start_step = 1500", {"start_step": 150}),
     ]:
-        block = shorten(config_of(text.format(kind, given_)), 200)[0]["training"]["optimizer"]["averages"]
+        short, notes = shorten(config_of(text.format(kind, given_)), 200)
+        block = short["training"]["optimizer"]["averages"]
         assert {key: block[key] for key in expected} == expected
+        assert all(f"{line.replace(' = ', ' ')} is " in notes[0].replace(",", "") for line in given_.splitlines())
 
 
 @given(total=st.integers(1, 50_000), part=st.floats(0, 1), steps=st.integers(1, 3000))

@@ -1,8 +1,10 @@
 import re
+from pathlib import Path
 
 import numpy
 import pytest
 import spacy
+import srsly
 import torch
 from confection import Config
 from hypothesis import given
@@ -329,53 +331,15 @@ def deberta():
     return named(encoder=named(layer=layers, conv=conv, **positions), pooler=torch.nn.Linear(4, 4))
 
 
-# By module: layer and depth of some params. A decoder counts for itself, as the encoder does; what both share is below
-# the deeper one.
-LAYERS = {
-    gpt2: {"wte/weight": (0, 3), "wpe/weight": (0, 3), "h/1/attn/c_attn/weight": (1, 3), "ln_f/weight": (3, 3)},
-    t5: {
-        "shared/weight": (0, 4),
-        "encoder/block/0/layer/0/SelfAttention/relative_attention_bias/weight": (0, 4),
-        "encoder/block/3/layer/1/DenseReluDense/wi/weight": (3, 4),
-        "encoder/final_layer_norm/weight": (4, 4),
-        "decoder/block/1/layer/1/EncDecAttention/q/weight": (1, 2),
-        "decoder/final_layer_norm/weight": (2, 2),
-    },
-    bart: {
-        "shared/weight": (0, 3),
-        "encoder/embed_positions/weight": (0, 3),
-        "encoder/layers/2/self_attn/k_proj/weight": (2, 3),
-        "decoder/layers/0/encoder_attn/k_proj/weight": (0, 3),
-    },
-    vit: {
-        "cls_token": (0, 2),
-        "pos_embed": (0, 2),
-        "patch_embed/proj/weight": (0, 2),
-        "blocks/1/attn/qkv/weight": (1, 2),
-        "head/weight": (2, 2),
-    },
-    bert: {
-        "embeddings/word_embeddings/weight": (0, 3),
-        "embeddings/LayerNorm/weight": (0, 3),
-        "encoder/layer/2/output/dense/weight": (2, 3),
-        "classifier/0/weight": (3, 3),
-    },
-    deberta: {
-        "encoder/rel_embeddings/weight": (0, 3),
-        "encoder/LayerNorm/weight": (0, 3),
-        "encoder/conv/conv/weight": (0, 3),
-        "pooler/weight": (3, 3),
-        "encoder/layer/2/output/dense/weight": (2, 3),
-    },
-}
+MODELS = srsly.read_yaml(Path(__file__).with_name("names.yaml"))["layers"]
 
 
-@pytest.mark.parametrize("build", LAYERS)
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("component", ["trf", "embedder"])
-def test_names_tell_layers_of_transformers_by_what_they_are(build, component):
-    walked = list(walk(PyTorchWrapper(build()), component))
+def test_names_tell_layers_of_transformers_by_what_they_are(model, component):
+    walked = list(walk(PyTorchWrapper(globals()[model]()), component))
     found = layers_of([param.name for param in walked], {param.name for param in walked if param.is_embedding})
-    assert {name: found[f"{component}/{name}"] for name in LAYERS[build]} == LAYERS[build]
+    assert {name: [*found[f"{component}/{name}"]] for name in MODELS[model]} == MODELS[model]
 
 
 def test_names_tell_matrices_of_biases_from_biases():

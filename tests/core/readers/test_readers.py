@@ -5,9 +5,11 @@ import gzip
 import io
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 import spacy
+import srsly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spacy.tokens import Doc, DocBin
@@ -17,6 +19,7 @@ from thinc_torchopt.core.readers import Texts, read_docs, rows_at
 from thinc_torchopt.core.readers.rows import spans_of
 
 NLP = spacy.blank("xx")
+ROWS = srsly.read_yaml(Path(__file__).with_name("files.yaml"))
 LABELS = ["PER", "Größe", "β", "a b"]
 # Scripts from left and right, emoji, combining marks, and what JSON and CSV write in other ways.
 WORDS = st.text(st.sampled_from("aZé的שم😀🇩é'\"\\-_/,;|\t0"), min_size=1, max_size=6).filter(
@@ -281,37 +284,7 @@ def read(tmp_path, content, name="texts.txt", **settings):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (lines([TEXT, {"text": "x", "label": [[-1, 2, "X"]]}]), "Spans beyond the text: 1 ('-1 to 2, X'"),
-        (lines([TEXT, {"text": "x", "label": [[0, 9, "X"]]}]), "Spans beyond the text: 1 ('0 to 9, X'"),
-        (lines([TEXT]) + '{"text": "x", "label": [[NaN, 1e999, "X"]]}', "Spans beyond the text: 1 ('nan to inf, X'"),
-        (lines([TEXT, {"text": "x", "label": [[0, 1, None]]}]), "Spans without a label: 1"),
-        (lines([TEXT, {"text": " ", "label": []}]), "Empty texts: 1 ('line 2'"),
-        (lines([TEXT, TEXT]), "Texts that stand there twice: 1 ('Anna flew to Oslo.'"),
-        (lines([TEXT, {**TEXT, "label": []}]), "Texts that stand there twice, annotated in other ways: 1"),
-        (lines([TEXT, 5]), "Texts of another form, or without a text: 1 ('line 2'"),
-        (lines([{**TEXT, "stars": 3, "_view_id": 1, "more": []}]), "Not used: stars (1)."),
-        ("id,text,label\n1,x,A\n", "Not used: id (1)."),
-        ("text,label\n ,A\nx,B\n", "Empty texts: 1 ('row 1'"),
-        (json.dumps([TEXT, 5]), "Texts of another form, or without a text: 1 ('text 2'"),
-        (lines([TEXT, {"text": "x", "spans": [{"labels": 5}]}]), "Texts that can't be read: 1 (\"line 2: TypeError"),
-        (lines([TEXT, {"text": "xy", "label": [[1, 1, "X"]]}]), "Spans beyond the text: 1 ('1 to 1, X'"),
-        (lines([TEXT, {"text": "x ", "label": [[1, 2, "X"]]}]), "Spans of white space alone: 1 ('1 to 2, X'"),
-        (
-            json.dumps([DONE, {**DONE, "annotations": [{"was_cancelled": True}]}]),
-            "Texts that the annotator cancelled: 1 ('a b'",
-        ),
-        (json.dumps([LABEL_STUDIO, DONE]), "Not used: a second annotation of a text (1) and relation (1)."),
-        (
-            lines([{"text": "a", "spans": []}, {"text": "b", "answer": "reject"}]),
-            'Texts whose "answer" is not "accept": 1',
-        ),
-        (lines([{"words": ["a"], "tags": ["X", "Y"]}, TEXT]), "Texts whose annotations don't fit them: 1 ('line 1: "),
-        (lines([{**TEXT, "label": [[0, 4, "A"], [0, 9, "B"]]}]), "doc.spans['sc']"),
-        (
-            lines([{"text": "a b c d", "spans": [{"start": 0, "end": 1, "label": "X", "text": "b"}]}]),
-            "Spans whose characters are not those that the file says: 1 (\"'b', found 'a'\"",
-        ),
-        ("EU NNP B-ORG\nx NN O\n", "Not used: column 2 (1)."),
+        *map(dict.values, ROWS["misfits"]),
     ],
 )
 def test_readers_tell_what_does_not_fit(tmp_path, content, said):
@@ -383,36 +356,9 @@ def test_readers_of_folders_and_archives(tmp_path):
 @pytest.mark.parametrize(
     ("content", "ents", "cats"),
     [
-        ("# id domain=x\nAnna _ B-P\nflew _ O\n\n# id domain=y\n# _ B-Q\n1 _ O\n", [["Anna"], ["#"]], [{}, {}]),
-        (
-            lines([{"text": "a b", "label": [{"start": 0, "end": 1, "text": "a", "labels": ["X"]}]}]),
-            [["a"]],
-            [{}],
-        ),
-        (
-            lines([{"text": "a", "accept": ["X"]}, {"text": "b", "accept": []}]),
-            [[], []],
-            [{"X": 1.0}, {"X": 0.0}],
-        ),
-        (lines([{"text": "a", "label": "X"}, {"text": "b", "label": ""}]), [[], []], [{"X": 1.0}, {}]),
-        (lines([{"text": "a", "label": 1}, {"text": "b", "label": 0}]), [[], []],
-         [{"0": 0.0, "1": 1.0}, {"0": 1.0, "1": 0.0}]),
-        (lines({"text": answer, "label": "X", "answer": answer} for answer in ("accept", "reject", "ignore")), [[], []],
-         [{"X": 1.0}, {"X": 0.0}]),
-        (lines([TEXT, {"text": "a", "label": "X", "spans": [], "answer": "reject"}]), [["Anna"]], [{}]),
-        (lines([{"text": "a", "cats": {"X": 1.0, "Y": 0.5}}]), [[]], [{"X": 1.0, "Y": 0.5}]),
-        (lines([{"text": "a b c", "label": [[1, 4, "X"]]}]), [["b"]], [{}]),
-        (json.dumps(TEXT, indent=1), [["Anna"]], [{}]),
-        (json.dumps(["Anna flew", {"entities": [[0, 4, "P"]]}]), [["Anna"]], [{}]),
-        ("text,label\nx,A|B; C;\n,\ny,\n", [[], []], [{"A": 1.0, "B": 1.0, "C": 1.0}, {}]),
-        ("text,urgent\nx,1\ny,0\n", [[], []], [{"0": 0.0, "1": 1.0}, {"0": 1.0, "1": 0.0}]),
-        ("text,a,b,note\nx,1,0,hm\n", [[]], [{"a": 1.0, "b": 0.0}]),
-        ("text,label,start\nx,A,0\n", [[]], [{"A": 1.0}]),
-        ("a NN\nb VB\n\n", [[]], [{}]),
-        ("\t".join(["Anna", *"________", "B-P"]), [["Anna"]], [{}]),
-        ("I|PRP|O like|VBP|O\n\nYork|NNP|B-GPE\n", [[], ["York"]], [{}, {}]),
+        *map(dict.values, ROWS["variants"]),
     ],
-)  # fmt: skip
+)
 def test_readers_of_variants(tmp_path, content, ents, cats):
     docs, _ = read(tmp_path, content)
     assert [[ent.text for ent in doc.ents] for doc in docs] == ents
@@ -422,18 +368,9 @@ def test_readers_of_variants(tmp_path, content, ents, cats):
 @pytest.mark.parametrize(
     ("content", "words", "tags", "sents"),
     [
-        ("-DOCSTART- O\n\na O\nb B-X\n\nc O\n\n-DOCSTART- O\n\nd O\n", ["a", "b", "c"], None, [2, 1]),
-        ("It PRP\nrains VBZ\n\nNo UH\n", ["It", "rains"], ["PRP", "VBZ"], None),
-        ("I|PRP|O like|VBP|O\n", ["I", "like"], ["PRP", "VBP"], None),
-        (lines([{"words": ["It", "rains"], "tags": ["PRP", "VBZ"]}]), ["It", "rains"], ["PRP", "VBZ"], None),
-        (lines([{"text": "(a b", "tokens": [{"text": "(a"}, {"text": "b", "ws": False}], "spans": []}]), ["(a", "b"],
-         None, None),
-        (lines([{"text": "(a b", "words": ["(a", "b"], "spans": []}]), ["(a", "b"], None, None),
-        (lines([{"text": "(a  b", "words": ["(a", "b"], "spans": []}]), ["(", "a", " ", "b"], None, None),
-        (lines([{"text": "(a b", "words": ["(a"], "spans": []}]), ["(", "a", "b"], None, None),
-        (lines([{"words": ["a", "b"], "sent_starts": [1, 1]}]), ["a", "b"], None, [2]),
+        *map(dict.values, ROWS["words"]),
     ],
-)  # fmt: skip
+)
 def test_readers_of_words(tmp_path, content, words, tags, sents):
     docs, _ = read(tmp_path, content)
     assert [token.text for token in docs[0]] == words and [token.tag_ for token in docs[0]] == (
@@ -450,9 +387,6 @@ def test_readers_know_the_lines_of_texts(tmp_path, content):
 
 
 def test_readers_of_spacys_older_forms(tmp_path):
-    assert [(e.text, e.label_) for e in read(tmp_path, "I|O like|O New|B-GPE York|I-GPE\n")[0][0].ents] == [
-        ("New York", "GPE")
-    ]
     tokens = [{"orth": "Anna", "ner": "U-PER", "tag": "N"}, {"orth": "flew", "ner": "O", "tag": "V"}]
     v2 = [{"id": 0, "paragraphs": [{"raw": "Anna flew", "sentences": [{"tokens": tokens}]}]}]
     doc = read(tmp_path, json.dumps(v2))[0][0]
@@ -466,35 +400,18 @@ def test_readers_of_spacys_older_forms(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("just a text", "expected texts with annotations in a form that is known, found 'just a text'. The nearest: "),
-        ('[{"txt": "a", "ner_tags": 1}]', "found the keys 'ner_tags', 'txt'. The nearest: JSON objects"),
-        ("", "found an empty file"),
-        ("[]", "found '[]'"),
-        ("5", "found '5'"),
+        *map(dict.values, ROWS["errors"]),
         (b"\0" * 99, "found a byte at 98 that is not"),
         (b"\xff\xfe\x00", "expected text in UTF-8 or UTF-16, found a byte at"),
         ("text,label\ncaf\xe9,x\n".encode("latin-1"), "found a byte at 14 that is not. Save the file as UTF-8"),
-        (
-            lines([TEXT]) + '["a", {"entities": []}]',
-            "expected one form, found JSON objects (1 text) and spaCy's tuples",
-        ),
-        (lines([TEXT]) + '{"text": "b', 'expected JSON in line 2, found \'{"text": "b\''),
         ("[" * 100_000, "(maximum recursion depth"),
-        ("text,label\na,b,c\n", "expected 2 cells in row 1, as in the header, found 3"),
-        ("text,x,y\na,b,c\n", "expected a column 'label', or one of 0 and 1 for each label, found 'text', 'x', 'y'"),
         ("a O\nb B-X\nc\n" + "d O\n" * 20, "expected 2 columns in line 3, as in most lines, found 1"),
         (b"\x78\x9cxx", "expected spaCy's binary format"),
         (gzip.compress(lines([TEXT]).encode(), mtime=0)[:30], "Is the file damaged, or cut off?"),
         (b"PK\x03\x04xxxx", "Is the file damaged, or cut off?"),
-        (lines([{"text": "a"}]), "expected annotated texts, found none. 1 text, 0 annotated"),
-        ("text\nhello\n", r"found 'text\nhello'"),
-        ("txt,label\na,b\n", "The nearest: a table"),
         ("a B-X\n" * 9 + "b NN\n", "in a form that is known"),
         ("a O\n" * 9 + "b\n", "in a form that is known"),
         ("a|O " * 9 + "b", "in a form that is known"),
-        ("a|b c|d\n", "in a form that is known"),
-        ("1\tIt\tit\tPRON\tPRP\t_\tx\tnsubj\t_\t_\n", "Is the file damaged?"),
-        ('{"text": "\\ud800", "label": []}', "Texts whose annotations don't fit them: 1"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, content, said):

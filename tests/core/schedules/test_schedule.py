@@ -19,7 +19,7 @@ from thinc_torchopt.core.schedules.schedule import current, is_moving
 from thinc_torchopt.core.schedules.schedules import Schedules
 from thinc_torchopt.core.schedules.sequence import sequence
 
-from .test_curves import EXAMPLES
+from .test_curves import DATA, EXAMPLES
 
 RATES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
 
@@ -374,24 +374,7 @@ def of_kinds():
     )
 
 
-STATE = {
-    "learn_rate": {
-        "position": 2,
-        "total_steps": None,
-        "source": {"reductions": 1, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0},
-    },
-    "grad_clip": {"position": 2, "total_steps": None, "source": None},
-    "x": {
-        "position": 2,
-        "total_steps": None,
-        "source": {"reductions": 1, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0},
-    },
-    "y": {
-        "position": 2,
-        "total_steps": None,
-        "source": {"a": {"reductions": 0, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}},
-    },
-}
+STATE = DATA["state"]
 
 
 def test_scheduled_values_state_is_by_config_path():
@@ -402,28 +385,7 @@ def test_scheduled_values_state_is_by_config_path():
     assert schedules.state_dict() == {"step": 2, "settings": {}, "schedules": STATE}
 
 
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"grad_clip": None}, "found one without grad_clip"),
-        ({"algorithm.eps": {"position": 2, "total_steps": None, "source": None}}, "found one with algorithm.eps"),
-        ({"grad_clip": {"position": 2, "total_steps": None, "source": {}}},
-         "of 'grad_clip': expected 'source' to be None, found another schedule"),
-        ({"grad_clip": [2]}, "of 'grad_clip': expected a dict, found list"),
-        ({"grad_clip": {"position": -1, "total_steps": None, "source": None}},
-         "of 'grad_clip': expected 'position' to be a whole number from 0"),
-        ({"y": {"position": 2}},
-         "of 'y': expected a dict with position, source, total_steps, found one without source, total_steps"),
-        ({"y": {"position": 2, "total_steps": None, "source": None}},
-         "of 'y': expected 'source' to be the state of a schedule, found another"),
-        ({"y": {"position": 2, "total_steps": None, "source": {"b": {}}}},
-         "a dict with a, found one without a and with b.*This is the schedule of 'y'"),
-        ({"y": {"position": 2, "total_steps": None, "source": {"a": {}}}},
-         "plateau.v1: expected a dict with .*This is the schedule of 'y'"),
-        ({"x": {**STATE["x"], "position": 3}},
-         "expected 'x' to be as 'learn_rate', with which it shares a schedule, found another state"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change, said", DATA["changes"])
 def test_scheduled_values_check_all_of_a_state_before_they_load_it(change, said):
     state = {name: part for name, part in {**STATE, **change}.items() if part is not None}
     schedules = of_kinds()

@@ -4,6 +4,7 @@ its own params.
 
 import copy
 import json
+from pathlib import Path
 
 import numpy
 import pytest
@@ -23,47 +24,7 @@ from ...conftest import CONFIGS, needs_muon
 from ...models import backprop, params_of, same, slots, toy_examples, toy_pipeline
 from ...spacy_cli import spacy_cli
 
-CONFIG = """
-[optimizer]
-@optimizers = "thinc-torchopt.TorchOptimizer.v1"
-learn_rate = 0.01
-grad_clip = 0.0
-new_params_warmup = 0
-on_growth = "zero"
-
-[optimizer.algorithm]
-@torch_optimizers = "torch.SGD.v1"
-momentum = 0.9
-
-[optimizer.param_groups]
-
-[optimizer.param_groups.all_of_ner]
-params = ["ner/*"]
-
-[optimizer.param_groups.all_of_ner.algorithm]
-@torch_optimizers = "torch.Muon.v1"
-weight_decay = 0.01
-
-[optimizer.param_groups.all_of_ner.algorithm.fallback]
-@torch_optimizers = "torch.RMSprop.v1"
-
-[optimizer.param_groups.embeddings_and_heads]
-params = ["*/E", "*/output_layer/*", "ner/upper/*"]
-learn_rate = 0.001
-weight_decay = 0.05
-
-[optimizer.param_groups.embeddings_and_heads.algorithm]
-@torch_optimizers = "torch.AdamW.v1"
-weight_decay = 0.0
-
-[optimizer.param_groups.heads]
-params = ["*/output_layer/*", "ner/upper/*"]
-
-[optimizer.param_groups.heads.weight_decay]
-@schedules = "decaying.v1"
-base_rate = 0.1
-decay = 1.0
-"""
+CONFIG = Path(__file__).with_name("cascade.cfg").read_text()
 
 
 def resolved(text=CONFIG):

@@ -177,11 +177,11 @@ def unpack_scores(content: RecordDict, name: str, round: int) -> Report:
 
 def _check_size(client: str, name: str, tensor: torch.Tensor, largest: float) -> None:
     """largest (float): The server's largest weight. RAISES (MessageError): A number is too large for it."""
-    found = float(tensor.abs().max()) if tensor.numel() else 0.0
-    if found > MOST_GROWTH * largest:
+    if bool((tensor.abs() > MOST_GROWTH * largest).any()):
         raise MessageError(
             f"Can't use the report of '{client}': expected numbers of at most {MOST_GROWTH:,.0f} times the server's "
-            f"largest weight, {largest:.3g}, in '{name}', found {found:.3g}. The training of that client has diverged."
+            f"largest weight, {largest:.3g}, in '{name}', found {float(tensor.abs().max()):.3g}. The training of that "
+            "client has diverged."
         )
 
 

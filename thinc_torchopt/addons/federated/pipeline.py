@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,8 @@ class Outcome:
     examples: int
     steps: int
     words: int
-    losses: dict[str, float] = field(default_factory=dict)
-    skipped: int = 0
+    losses: dict[str, float]
+    skipped: int
 
 
 class FederatedPipeline:
@@ -223,7 +223,6 @@ class _Count:
 
     def __init__(self, corpus: Any):
         self._corpus = corpus
-        self.examples = 0
 
     def read(self, nlp: Language) -> Iterator[Example]:
         self.examples = 0

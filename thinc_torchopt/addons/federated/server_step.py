@@ -60,10 +60,6 @@ class ServerStep:
                 SECTION.refuse("algorithm.normalize", "null", self._modular.normalize, "An average has no batch.")
 
     @property
-    def optimizer(self) -> TorchOptimizer | None:
-        return self._optimizer
-
-    @property
     def _modular(self) -> Modular | None:
         """Looked up each time: loading a state makes another one."""
         found = {} if self._optimizer is None else self._optimizer.torch_optimizers

@@ -70,9 +70,7 @@ class Weights:
         self.params, self.fixed = list(self._trained), list(self._fixed)
         for component, model in components:
             for path, shim in shim_paths(model, component) if id(model) in trained else ():
-                self._sources |= {
-                    name: _in_torch(value) for name, value in _buffers(shim, path) if id(value) not in seen
-                }
+                self._sources |= {name: _in_torch(value) for name, value in _buffers(shim, path)}
         self.buffers = [name for name in self._sources if name not in set(self.params)]
 
     def collect(self) -> Tensors:
@@ -164,6 +162,6 @@ def _buffers(shim: Shim, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     module = module_of(shim)
     if isinstance(module, torch.nn.Module):
         own = {name for name, _ in module.named_buffers()}
-        for name, value in module.state_dict(keep_vars=True).items():
+        for name, value in module.state_dict().items():
             if name in own and value.is_floating_point():
                 yield "/".join([path, *map(clean, name.split("."))]), value

@@ -64,7 +64,7 @@ class Block:
     All tensors have the same shape. Half-precision params are computed in float32.
     """
 
-    def __init__(self, weights: Tensor, values: Tensor, factor: float = 1.0):
+    def __init__(self, weights: Tensor, values: Tensor, factor: float):
         wide = opmath(weights.dtype)
         self.weights = weights.to(wide)
         self._values = values.to(wide)

@@ -127,8 +127,7 @@ class Modular(torch.optim.Optimizer):
         weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay)
         weight_decay = 0.0 if weight_decay is None else weight_decay
         defaults = {"lr": lr, "weight_decay": weight_decay, **options}
-        self._check_options(defaults)
-        super().__init__(params, defaults)
+        super().__init__(params, self._checked(defaults))
         self._check_patterns()
 
     @property
@@ -206,7 +205,7 @@ class Modular(torch.optim.Optimizer):
                 f"Can't set {', '.join(unknown)} in a param group of Modular: expected some of "
                 f"{', '.join(sorted(self.defaults))}.{did_you_mean(unknown[0], self.defaults)}"
             )
-        self._check_options({**self.defaults, **param_group})
+        self._checked({**self.defaults, **param_group})
         place = len(self.param_groups)
         try:
             super().add_param_group(param_group)
@@ -215,7 +214,7 @@ class Modular(torch.optim.Optimizer):
             del self.param_groups[place:]
             raise
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
+    def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
         """RAISES (ConfigError): An option is out of its range, or a schedule."""
         for name in ("lr", "weight_decay"):
             _refuse_schedule(name, group[name])
@@ -226,6 +225,7 @@ class Modular(torch.optim.Optimizer):
                 _refuse_schedule(name, group[name])
                 part.check(key, group[name])
             _SECTION.flag(f"{part.label}_{ENABLED}", group[f"{part.label}_{ENABLED}"])
+        return group
 
     # ------------------------------------------------------------------ steps
 

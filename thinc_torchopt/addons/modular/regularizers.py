@@ -14,7 +14,6 @@ class _Alpha(Regularizer):
     """A regularizer with a strength `alpha`."""
 
     ranges: ClassVar[Ranges] = {"alpha": "at_least_0"}
-    is_linear = True
 
     def __init__(
         self,

@@ -95,8 +95,8 @@ def run_chain(
     members: Sequence[UpdatedParam],
     shared: Mapping[str, MutableMapping[str, Any]],
     *,
-    factor: float = 1.0,
-    updates: Sequence[Tensor] | None = None,
+    factor: float,
+    updates: Sequence[Tensor] | None,
 ) -> None:
     """Update params.
 
@@ -104,7 +104,7 @@ def run_chain(
     members (Sequence[UpdatedParam]): The params, prepared.
     shared (Mapping): State of parts that belongs to no param, by label.
     factor (float): Multiplies all gradients.
-    updates (Sequence[Tensor] | None): Tensors for the updates. If given, params are not changed.
+    updates (Sequence[Tensor] | None): Tensors for the updates: params are not changed then.
     """
     tools = [part.begin_step(shared[part.label]) for part in parts]
     inputs = [member.grad for member in members]

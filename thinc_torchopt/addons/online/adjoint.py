@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -102,8 +103,7 @@ def adjoint_gradients(
     dh: Tensor,
     active: Sequence[int],
     *,
-    inputs: bool = False,
-    later: bool = False,
+    inputs: Literal["step", "all"] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of all weights, and dL/dx of each step if asked for, otherwise empty.
 
@@ -111,12 +111,11 @@ def adjoint_gradients(
     before (tuple[Tensor, ...]): From `scan` with keep = `states_to_keep`. Shape of each: (T / keep, B, H).
     dh (Tensor): dL/dh, zero after the end of a sequence. Shape: (T, B, H).
     active (Sequence[int]): The number of sequences that have not ended, at each step.
-    inputs (bool): Compute dL/dx.
-    later (bool): With the effects of an input on later steps, for cells that are exact: all is as by back-propagation
-        through time.
+    inputs ("step" | "all" | None): Compute dL/dx: of the same step alone, or with the effects of an input on later
+        steps. The latter is for cells that are exact: all is as by back-propagation through time.
     """
     grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    dx = torch.zeros_like(x) if inputs or later else x.new_zeros(0)
+    dx = torch.zeros_like(x) if inputs else x.new_zeros(0)
     after = torch.stack([torch.zeros_like(state[0]) for state in before])[None]
     keep = states_to_keep(*x.shape[:2])
     evenly = (slice(start, start + keep) for start in range(0, len(x), keep))
@@ -134,7 +133,7 @@ def adjoint_gradients(
         found, after[:, :, :n] = back_in_time(decay, after[:, :, :n], dh[window, :n])
         signal = [packing.pack(of_state) for of_state in found[:, 0].unbind(1)]
         add_grads_(grads, cell, step, signal)
-        if later:
+        if inputs == "all":
             dx[window, :n] = packing.pad(_through_relations(cell, weights, x.shape[2], step, signal))
         elif inputs:
             dx[window, :n] = packing.pad(input_gradient(cell, weights, *rows, packing.pack(dh[window, :n]), step))

@@ -209,9 +209,8 @@ class _Run:
         return found.traces.grads, dx
 
     def _adjoint(self, dh: Tensor) -> tuple[Weights, Tensor]:
-        return adjoint_gradients(
-            self.cell, self.weights, self.x, self._states, dh, self.active, inputs=True, later=self._later
-        )
+        inputs: Any = "all" if self._later else "step"
+        return adjoint_gradients(self.cell, self.weights, self.x, self._states, dh, self.active, inputs=inputs)
 
 
 def _turned_steps(Xp: Padded, device: torch.device) -> Tensor:

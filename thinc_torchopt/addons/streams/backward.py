@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
 from spacy.language import Language
 from spacy.training import Example
 from thinc.api import Model
@@ -20,8 +19,6 @@ from ...core.params import components_with_model, shim_paths, torch_params
 from ...core.update import KeptBuffers
 from ...loop.model_state import is_plain
 from ...loop.random_state import read_random, set_random
-
-_CHANGES = (set, list, dict, numpy.ndarray)
 
 
 class Undo:
@@ -70,7 +67,7 @@ def _attrs_of(node: Model) -> dict[str, Any]:
 
 def _own(value: Any) -> Any:
     """A value that nobody else changes."""
-    return copy.deepcopy(value) if isinstance(value, _CHANGES) and is_plain(value) else value
+    return copy.deepcopy(value) if is_plain(value) else value
 
 
 def backward(

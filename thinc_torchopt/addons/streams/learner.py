@@ -241,7 +241,6 @@ class StreamLearner:
                 self._scored = []
             if self._new_labels:
                 self._add_labels()
-                continue
             if row is not None:
                 row = self._log(row, is_last=is_over)
             if is_over or self.progress.texts - self._output.saved_texts >= self._settings.save_every:
@@ -383,7 +382,8 @@ class StreamLearner:
 
         RAISES (StreamError): A component takes none. What was learned before is saved.
         """
-        for (component, label), where in self._new_labels.items():
+        added, self._new_labels = self._new_labels, {}
+        for (component, label), where in added.items():
             try:
                 add_labels(self._nlp, component, [label])
             except (ConfigError, PipelineError) as error:
@@ -395,7 +395,6 @@ class StreamLearner:
                 raise StreamError(reason) from error
             self.progress.added.append((component, label))
             self._notify(f"'{component}' has got the label '{label}', of {where}.")
-        self._new_labels = {}
         # Now, not with the next gradient: the state of new rows is a mean of the old ones, which rounds.
         self._optimizer.initialize(self._nlp, self._frozen)
 
@@ -436,8 +435,6 @@ class StreamLearner:
 
         RETURNS (tuple): New ones, with reasons; if they all can be learned, old ones.
         """
-        if len(found) + len(old) == 1:
-            return {found[0].line: in_words(error)}, []
         bad = {text.line: reason for text in found if (reason := self._why_not(text.example))}
         bad_old = [] if bad else [kept for kept in old if self._why_not(self._read_old(kept[0]))]
         return bad if bad or bad_old else {text.line: in_words(error) for text in found}, bad_old
@@ -555,8 +552,8 @@ class StreamLearner:
             self.skipped_updates,
             self._scores.total(scores),
             scores,
-            {name: loss / max(1, block.n) for name, loss in block.losses.items()},
-            max(rates.values(), default=0.0),
+            {name: loss / block.n for name, loss in block.losses.items()},
+            max(rates.values()),
             self._scores.total(watched),
             watched,
             old,

@@ -97,13 +97,14 @@ class LineReader:
     # ------------------------------------------------------------------ bytes and lines
 
     def _is_at_line_end(self, file: BinaryIO, offset: int) -> bool:
-        """Whether the lines before a place in a file have ended, the last one too."""
-        file.seek(max(0, offset - 1))
-        return not offset or file.read(1) == b"\n"
+        """Whether the lines before a place in a file have ended, the last one too. Goes to the place."""
+        if not offset:
+            return True
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"
 
     def _from_file(self, file: int, position: int) -> Iterator[bytes]:
-        """Read to the end of a file; or, if more may come, until the run is stopped."""
-        os.lseek(file, position, os.SEEK_SET)
+        """Read a file from its position to the end; or, if more may come, until the run is stopped."""
         while not self._is_stopped():
             if chunk := os.read(file, _CHUNK):
                 position += len(chunk)

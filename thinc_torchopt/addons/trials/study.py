@@ -84,7 +84,6 @@ class Choice:
     """A choice of values, each as text."""
 
     texts: tuple[str, ...]
-    is_log = False
 
     @property
     def ends(self) -> list[Any]:
@@ -285,7 +284,7 @@ class Study:
         params = {
             path: d.text_of(values[path]) if isinstance(d, Choice) else values[path] for path, d in self.space.items()
         }
-        self._search.enqueue_trial(params, skip_if_exists=True)
+        self._search.enqueue_trial(params)
 
     def found(self) -> list[TrialRecord]:
         """All trials of the search, in order. A trial that was repeated after a failure appears twice."""

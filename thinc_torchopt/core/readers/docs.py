@@ -77,7 +77,7 @@ def docs_of(nlp: Language, rows: Iterable[Row], told: Told, misaligned: Misalign
             doc.cats = {name: float(name in row.classes) for name in classes}
         told.texts += 1
         told.annotated += row.is_annotated
-        told.unused.update(set(row.unused))
+        told.unused.update([*dict.fromkeys(row.unused)])
         docs.append(doc)
         told.rows.append(row)
     told.found = survey(docs)
