@@ -70,13 +70,6 @@ def test_explain_rules(corpus):
     assert "expected a key of scores, found 'f1'" in found["Note"] and "found 'f1'" in found["Note"]
 
 
-def test_explain_what_is_not_trained(corpus):
-    found = told(CONFIGS / "averages.cfg", corpus, "--training.frozen_components", '["parser"]')
-    assert found["parser/*"][1:] == ["", "", "", "frozen_components"] and "parser" not in found["Trains"]
-    given = "--training.optimizer.param_groups.no_decay.freeze"
-    assert told(CONFIGS / "param_groups.cfg", corpus, given, "true")["no_decay+tagger/*"][-1] == "frozen"
-
-
 def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus):
     """What thinc's warm-up does without an end, and a fall that comes on demand."""
     text = (CONFIGS / "schedules.cfg").read_text()
@@ -231,16 +224,6 @@ def test_explain_products(corpus, monkeypatch, seconds, ops, changes, words):
     assert ("changes nothing" in text) == (ops == "thinc" and not changes)
     # thinc's own way is none of ours.
     assert made == [choice.products] * (ops == "fastest" or changes)
-
-
-def test_explain_products_of_an_optimizer_without_the_setting(corpus, monkeypatch):
-    thincs, numpys = Products("thinc", 1, "BLIS 1 (generic)"), Products("numpy", 1, "NumPy 2")
-    choice = choose({thincs: 2.9, numpys: 1.0})
-    monkeypatch.setattr("thinc_torchopt.addons.preview.description.fastest", lambda nlp, threads: choice)
-    config = fast_cpu(corpus)
-    config["training"]["optimizer"] = {"@optimizers": "Adam.v1"}
-    [text] = [text for label, text in explain(config, is_timed=True).lines if label == "Products"]
-    assert 'ops = "fastest" of the optimizers of thinc-torchopt takes it.' in text
 
 
 class Noted(PipelineOps):

@@ -170,15 +170,6 @@ def test_init_takes_the_option_pipeline_as_spacy_does(given, expected, tmp_path)
         assert run.returncode == 1 and expected in " ".join(run.stderr.split())
 
 
-def test_init_says_what_it_leaves_out_and_what_is_partial(tmp_path):
-    docs = [text(i, "entities", *["tags"] * (i == 0), *["categories"] * (i < 15)) for i in range(30)]
-    told = init(tmp_path, "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", docs)).stdout
-    assert trained(made(tmp_path)) == ["ner", "textcat"]
-    assert "Left out: tags: on 1 of 30 texts only." in told
-    assert "'textcat' learns that no category holds in 15 of the 30 texts in [corpora.train]" in told
-    assert "texts are not annotated for it" not in told
-
-
 def test_init_reads_folders(tmp_path):
     (tmp_path / "corpus").mkdir()
     for i in range(3):

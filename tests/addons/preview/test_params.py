@@ -50,15 +50,3 @@ def test_params_as_text(config):
     assert rows["tok2vec/embed/3/maxout/W"]["frozen"] == "until step 7"
     assert rows["senter/output_layer/W"]["shape"] is None and rows["senter/output_layer/W"]["frozen_until"] is None
     assert [rows[f"tok2vec/embed/3/maxout/{name}"]["frozen_until"] for name in "bW"] == [None, 7]
-
-
-def test_params_that_patterns_do_not_find(config):
-    groups = {"a": {"params": ["tagr/*"]}, "b": {"params": ["tagger/*"]}}
-    config["training"]["optimizer"]["param_groups"] = groups
-    found = params(config)
-    [unmatched] = found.unmatched
-    assert (unmatched["pattern"], unmatched["where"]) == ("tagr/*", "[training.optimizer.param_groups.a]")
-    assert unmatched["message"].endswith("Did you mean 'tagger/*'?") and found.problem is None
-    assert repr(found).endswith(f"\n\nError: {unmatched['message']}")
-    assert re.split(" +", repr(found).splitlines()[0])[4:] == ["kind", "group", "rate", "decay", "frozen"]
-    assert found.as_dict()["steps"] is None and found.rows[0].learn_rate_at_steps is None

@@ -1,6 +1,7 @@
 """Configs that recipes rewrite, and what comes out: written.yaml has both."""
 
 import difflib
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,12 @@ from thinc_torchopt.addons.recipes import Recipe, rewrite
 from ...cli.test_init import OWN, Transformer, put_spans, texts_in, with_optimizer
 from ...models import toy_examples
 
-ROWS = srsly.read_yaml(Path(__file__).with_name("written.yaml"))
+ROWS = [
+    {"of": of, "recipe": recipe, "name": name, "writes": "", **row}
+    for of, recipes in srsly.read_yaml(Path(__file__).with_name("written.yaml")).items()
+    for recipe, named in recipes.items()
+    for name, row in named.items()
+]
 
 
 def rows(of):
@@ -46,25 +52,39 @@ def make_transformer(nlp, name, model, positions: int = 512, padding: int = 0, l
     return Transformer(nlp.vocab, reader, name)
 
 
+def text_of(row):
+    """The config of a row: OWN, with other components, another optimizer, and what stands there instead."""
+    text = OWN if "optimizer" not in row else with_optimizer(f"[training.optimizer]\n{row['optimizer']}\n")
+    if names := row.get("components"):
+        pipeline = "".join(f'[components.{name}]\nfactory = "{name}"\n\n' for name in names)
+        before, after = text[: text.index("pipeline =")], text[text.index("[corpora]") :]
+        text = f"{before}pipeline = {json.dumps(names)}\n\n[components]\n\n{pipeline}{after}"
+    for old, new in row.get("instead", ()):
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
 def written(row):
     """What a recipe makes of a config, in this folder: the lines that go (-) and come (+), what it says (*), and
     what it warns of (!).
     """
     path, _ = texts_in(Path(), annotate)
-    text = OWN if "optimizer" not in row else with_optimizer(f"[training.optimizer]\n{row['optimizer']}\n")
-    if "pipeline" in row:
-        text = init_config(lang="en", **row["pipeline"]).to_str()
-    if "trained" in row:
-        nlp = load_model_from_config(init_config(lang="en", pipeline=row["trained"]), auto_fill=True)
+    if row.get("trained"):
+        nlp = load_model_from_config(init_config(lang="en", pipeline=["tagger"]), auto_fill=True)
         nlp.initialize(lambda: toy_examples(nlp))
         nlp.to_disk("model")
-    for old, new in row.get("instead", ()):
-        assert old in text, old
-        text = text.replace(old, new)
-    recipe, more = Recipe(row["recipe"]), row.get("more", 0.0)
+    text, recipe, more = text_of(row), Recipe(row["recipe"]), row.get("more", 0.0)
     draft, new = rewrite(text, Path("config.cfg"), recipe, {"paths.train": path}, more_texts=more)
     lines = difflib.unified_diff(text.splitlines(), new.splitlines(), n=0, lineterm="")
     found = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
     said = [f"* {line}" for line in draft.changes] + [f"! {line}" for line in draft.warnings]
-    said = [re.sub("^(. Measured: .*?:).*", r"\1 ...", line) for line in said]  # by measured.yaml
-    return "\n".join([*found, *said])
+    return found + [re.sub("^(. Measured: .*?:).*", r"\1 ...", line) for line in said]  # by measured.yaml
+
+
+def check(row):
+    """Compare what a row writes with its file: how many lines, and those that no row before it has."""
+    found, before = written(row), ROWS[: ROWS.index(row)]
+    known = {line for one in before for line in one["writes"].splitlines()}
+    assert [line for line in found if line not in known] == row["writes"].splitlines()
+    assert len(found) == row["lines"]

@@ -5,17 +5,20 @@ import difflib
 import pytest
 from confection import Config
 
-from thinc_torchopt.addons.recipes import open_source, rewrite, with_settings
+from thinc_torchopt.addons.recipes import check_output, open_source, read_text, rewrite, with_settings
 from thinc_torchopt.addons.recipes.config_text import ConfigText, Raw
+from thinc_torchopt.core.errors import ConfigError
 
-from ...cli.test_init import KEEPING, OWN, outside
+from ...cli.test_init import KEEPING, OWN
 
-TEXT = "[paths]\ntrain = null\n\n[corpora]\n\n[corpora.train]\npath = ${paths.train}\n"
+TEXT = "[paths]\ntrain = null\n\n[corpora]\n\n[corpora.train]\npath = ${paths.train}\n\n[search]\na.b = 1\n\n"
 
 
-def test_config_text_keeps_its_variables():
+def test_config_text_keeps_its_variables(tmp_path):
     """They are filled in where all overrides are known."""
-    source = open_source(Config().from_str(TEXT, interpolate=False), {"paths.train": "a.spacy"})
+    (tmp_path / "a.cfg").write_text(TEXT)
+    source = open_source(tmp_path / "a.cfg", {"paths.train": "a.spacy"})
+    assert source.search == {"a.b": "1"} and source.text.endswith("${paths.train}\n\n")
     loaded = source.load()
     assert loaded["paths"]["train"] == "a.spacy" and loaded["corpora"]["train"]["path"] == "${paths.train}"
     assert source.load(overrides={"paths.train": "b.spacy"}).interpolate()["corpora"]["train"]["path"] == "b.spacy"
@@ -34,26 +37,6 @@ def test_config_text_keeps_the_indentation(recipe, whole, tmp_path):
     indented = "".join(f"  {line}" if line.strip() and (whole or line[0] != "[") else line for line in lines)
     found, expected = (Config().from_str(change(text), interpolate=False) for text in (indented, OWN))
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", "\n[other]\na = 1"),
-        ("[other]\na = 1\n\n", "\n# the end"),
-        ("[other]\na =\n    1\n\n    2\n\n# comment\n", "\n\n\n# of b\n[b]\nc = 1\n"),
-    ],
-    ids=["first", "last", "between"],
-)
-def test_config_text_round_trip(before, after):
-    text = f"{before}[training.optimizer]\n# one\na = 1\n\n# two\nb =\n  1,\n\n  2\n# tail\n{after}"
-    assert str(ConfigText(text, "training.optimizer")) == text
-    changed = ConfigText(text, "training.optimizer")
-    changed.section.put("a", 2)
-    changed.section.section("new").put("c", None)
-    new = str(changed)
-    assert outside(new) == outside(text)
-    assert "# one\na = 2\n" in new and "b =\n  1,\n\n  2\n" in new and "[training.optimizer.new]\nc = null" in new
 
 
 LONG = """[other]
@@ -138,3 +121,12 @@ def test_config_text_has_a_new_section(path, before, new, ending):
     assert with_settings(before + ending, {f"{path}.k": 1}) == before + new + ending
     for value, written in (("${a.b}", "${a.b}"), ("a.b", '"a.b"'), (None, "null"), ([1, 2], "[1, 2]")):
         assert with_settings(before, {f"{path}.k": value}) == before + new[:-1] + written
+
+
+def test_config_text_says_what_can_not_be_read_or_written(tmp_path):
+    with pytest.raises(ConfigError, match="expected the file of a config, found No such file or directory"):
+        read_text(tmp_path / "none.cfg")
+    with pytest.raises(ConfigError, match="found a folder"):
+        check_output(tmp_path)
+    with pytest.raises(ConfigError, match="found that of texts"):
+        check_output(tmp_path / "a.spacy")

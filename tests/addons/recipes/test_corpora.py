@@ -41,10 +41,14 @@ def test_corpora_say_where_a_reader_has_raised(kind):
 
         return read
 
-    nlp = spacy.blank("xx")
-    nlp.config["corpora"]["train"] = {"@readers": "test-corpora.Reader.v1"}
-    with pytest.raises(ConfigError, match=rf"^Can't try: expected texts in \[corpora\.train\], found:? {found}"):
-        read_corpus(nlp, nlp.config.interpolate(), "train_corpus", purpose="try")
+    @registry.readers("test-corpora.Both.v1")
+    def both():
+        return {"train": reader(), "dev": reader()}
+
+    nlp, of_one = spacy.blank("xx"), {"@readers": "test-corpora.Reader.v1"}
+    for nlp.config["corpora"] in ({"train": of_one, "dev": of_one}, {"@readers": "test-corpora.Both.v1"}):
+        with pytest.raises(ConfigError, match=rf"^Can't try: expected texts in \[corpora\.train\], found:? {found}"):
+            read_corpus(nlp, nlp.config.interpolate(), "train_corpus", purpose="try")
 
 
 @pytest.mark.parametrize("size", [40, 300, {"@schedules": "compounding.v1", "start": 20, "stop": 200, "compound": 1.1}])

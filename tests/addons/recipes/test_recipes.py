@@ -13,13 +13,13 @@ from thinc.api import Model
 from thinc_torchopt.addons.recipes.corpora import End
 from thinc_torchopt.addons.recipes.recipes import BEST, _by_pieces, longest_inputs
 
-from .kit import Reader, rows, written
+from .kit import Reader, check, rows
 
 
 @pytest.mark.parametrize("row", rows("recipes"))
 def test_recipes_write(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert written(row).splitlines() == row["writes"].splitlines()
+    check(row)
 
 
 @pytest.mark.parametrize(

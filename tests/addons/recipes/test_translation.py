@@ -2,10 +2,10 @@
 
 import pytest
 
-from .kit import rows, written
+from .kit import check, rows
 
 
 @pytest.mark.parametrize("row", rows("translation"))
 def test_translation_writes(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert written(row).splitlines() == row["writes"].splitlines()
+    check(row)

@@ -246,7 +246,7 @@ def drawn(kind, *, annotated=(), predicted=()):
          for start, end, label, is_right, *head in side]
         for side in (annotated, predicted)
     ]  # fmt: skip
-    passage = Passage(1, 0, 0, [f"{word} " for word in WORDS], *marks)
+    passage = Passage(1, 0, 0, [f"{word} " for word in WORDS], False, *marks)
     return [html for _, html in draw(passage, kind, "x", is_right_to_left=False)]
 
 

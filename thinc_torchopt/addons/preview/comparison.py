@@ -499,6 +499,7 @@ def _tune(trials: Trials, nlp: Language, stock: Candidate) -> tuple[str, bool]:
             trial = trials.run(stock.config, source.seed + _APART, f"{_STOCK}, {settings}")
         except TorchOptError as error:
             problems.append(str(error))
+            trials.skip(stock.share)
             found.append(f"failed with {settings}")
             return -math.inf
         found.append(f"{trial.problem or f'{trial.chosen:.4f}'} with {settings}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -174,12 +175,9 @@ def _set_spans(config: Config, keys: Mapping[str, Component], found: Annotations
 
 def _longest(lengths: Mapping[int, int]) -> int:
     """The length that no more than a small share of spans exceeds."""
-    total, seen = sum(lengths.values()), 0
-    for length in sorted(lengths):
-        seen += lengths[length]
-        if seen >= (1 - _LONGER) * total:
-            return length
-    return 0
+    sizes, total = sorted(lengths), sum(lengths.values())
+    seen = accumulate(lengths[size] for size in sizes)
+    return next((size for size, n in zip(sizes, seen) if n >= (1 - _LONGER) * total))
 
 
 def notes_on(choice: Choice, found: Annotations) -> list[str]:

@@ -59,10 +59,10 @@ class Passage:
     wrong: int
     right: int
     words: list[str]
+    is_cut: bool
     annotated: list[Mark] = field(default_factory=list)
     predicted: list[Mark] = field(default_factory=list)
     categories: list[tuple[str, bool, float]] = field(default_factory=list)
-    is_cut: bool = False
     badness: float | None = None
 
     @property
@@ -226,9 +226,9 @@ def _of_passages(kind: Kind, example: Example, annotated: Items, predicted: Item
             len({item.start for item in wrong} if kind.is_of_tokens else wrong),
             sum(item in right for item in sides[0]),
             words,
+            is_cut,
             marks[0],
             marks[1],
-            is_cut=is_cut,
         )
 
 
@@ -255,8 +255,8 @@ def _of_text(kind: Categories, example: Example, annotated: Items, predicted: It
         len(differ),
         len(values.keys() | differ) - len(differ),
         words,
+        is_cut or len(example.predicted) > 2 * _MOST_WORDS,
         categories=[(name, values.get(name, 0.0) > 0.5, scores.get(name, 0.0)) for name in shown],
-        is_cut=is_cut or len(example.predicted) > 2 * _MOST_WORDS,
         badness=max((abs((values.get(name, 0.0) > 0.5) - scores.get(name, 0.0)) for name in differ), default=0.0),
     )
 
