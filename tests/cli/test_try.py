@@ -9,6 +9,7 @@ import spacy
 from confection import Config
 from spacy.tokens import DocBin
 
+from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
 from thinc_torchopt.notebook import compare_recipes
 
@@ -83,6 +84,37 @@ def test_try_amounts(folder, monkeypatch):
     (*_, each), (*_, mean), *_ = series(figures[0].axes[0])
     assert each == [(texts, score) for texts, found in points.items() for score in found]
     assert mean == [(texts, pytest.approx(fmean(found))) for texts, found in points.items()]
+
+
+def test_try_numbers_are_those_of_trials(folder):
+    """Of trainings on as many words, as batches of the recipe best are larger. A step has one batch, also if its
+    gradients are accumulated over parts of it.
+    """
+    args = ["--recipes", "best", "--steps", 10, "--json", "--output", "best.cfg", "--training.accumulate_gradient", 2]
+    rate = ["--training.optimizer.learn_rate", "0.002"]
+    done = json.loads(run("growing.cfg", *args, *rate).stdout)
+    text = (folder / "growing.cfg").read_text().replace("learn_rate = 0.000001", "learn_rate = 0.002")
+    overrides = {**PATHS, "training.accumulate_gradient": 2}
+    _, best = rewrite(text, folder / "growing.cfg", "best", overrides)
+    rows = {row["name"]: row for row in done["tried"]}
+    assert list(rows) == ["as it is", "tuned Adam", "best"]
+    assert rows["as it is"]["steps"] > rows["best"]["steps"] == rows["tuned Adam"]["steps"] == 10
+    for name, changed in {"as it is": text, "best": with_fast_products(best)[0]}.items():
+        config = spacy.util.load_config_from_str(changed, overrides=overrides, interpolate=False)
+        row, (short, _) = rows[name], shorten(config, rows[name]["steps"])
+        short["training"]["eval_frequency"] = rows[name]["steps"] // 10
+        trial = run_trial(short, seed=1)
+        assert list(row["scores"]) == ["0", "1"] and row["scores"]["1"] == trial.kept
+        assert row["last_scores"]["1"] == trial.last
+        assert row["evaluations"]["1"] == [list(step) for step in trial.evaluations] and len(trial.evaluations) == 11
+    words = [row["words"]["0"] for row in rows.values()]
+    assert max(words) < 1.4 * min(words)  # as many, up to the last batches, and to ten steps
+    [told] = [note for note in done["notes"] if note.startswith("As batches differ")]
+    assert int(re.search(r"about ([\d,]+):", told)[1].replace(",", "")) == pytest.approx(min(words), rel=0.2)
+    whole = Config().from_str(best)["training"]["max_steps"]
+    favoured = [note for note in done["notes"] if note.startswith("In short trials")]
+    assert rows["as it is"]["steps"] > 20 and f"by the recipe is --steps {whole}." in favoured[0]
+    assert done["winner"] in rows and done["is_decided"]
 
 
 def test_try_tuned_adam_is_spacys_own(folder):
