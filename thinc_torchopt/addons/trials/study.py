@@ -182,7 +182,7 @@ class Study:
     def search(self, trials: int, train: Train, on_trial: Callable[[TrialRecord], Any] = lambda found: None) -> None:
         """Search until the study has `trials` trials. on_trial (Callable): Called with each."""
         failures = 0
-        for _ in range(trials - sum(map(_is_over, self._search.trials))):
+        while sum(map(_is_over, self._search.trials)) < trials:  # another process may add some
             number = self._run(train)
             found = self._record(self._search.trials[number])
             on_trial(found)
