@@ -277,7 +277,8 @@ def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[l
 
 
 def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    return reached.get(f"{mutant.file}:{mutant.function}" if mutant.function else mutant.file, ())
+    """Nobody calls the body of a class: then all tests of the file."""
+    return reached.get(f"{mutant.file}:{mutant.function}") or reached.get(mutant.file, ())
 
 
 class Order:

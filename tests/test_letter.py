@@ -305,7 +305,7 @@ def traces():
 
 OF_003 = {
     "vjp_method = single-step": lambda: default("vjp_method", eligibility_gradients, OnlineRNN) == "single-step",
-    "vjp_method = multi-step": "one_window_is_bptt",
+    "vjp_method = multi-step": "gradients_windows",
     "another vjp_method": lambda: raises(ValueError, gradient, vjp_method="multi"),
     "fast_solve = True": lambda: default("fast_solve", *BY_TRACES, layers.OnlineTrainer) is True,
     "fast_solve = False has the same numbers": lambda: torch.allclose(gradient(), gradient(fast_solve=False)),

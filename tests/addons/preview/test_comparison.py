@@ -79,7 +79,7 @@ def test_comparison_of_recipes(folder, monkeypatch, capsys):
     ]
     assert made == [(f"Adam.v1 {rate}", 100, 30, 3, 0, 1.0) for rate in tuning] + of_seeds
     told = [
-        "As batches differ, all",
+        "As batches differ, all t",
         "In short trials a config",
         "best: Schedules end with",
         "tuned Adam: spaCy's own ",
