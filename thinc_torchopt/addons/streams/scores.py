@@ -98,9 +98,10 @@ class _Scorer(Scorer):
         self.examples = list(examples)
         with_cats = [example for example in self.examples if example.reference.cats]
         found = super().score(self.examples, per_component=True)
-        for name, pipe in self.nlp.pipeline:
-            if name in found and isinstance(kind_in(self.nlp, name), Categories):
-                found[name] = pipe.score(with_cats) if with_cats else {}  # type: ignore[attr-defined]
+        if len(with_cats) < len(self.examples):
+            for name, pipe in self.nlp.pipeline:
+                if name in found and isinstance(kind_in(self.nlp, name), Categories):
+                    found[name] = pipe.score(with_cats) if with_cats else {}  # type: ignore[attr-defined]
         return {key: value for scores in found.values() for key, value in scores.items()}
 
 
