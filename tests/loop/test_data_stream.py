@@ -151,16 +151,24 @@ def test_data_stream_waits_for_no_data_that_is_not_needed():
         assert len(read) <= 4
 
 
+OTHERS = {
+    "tag": lambda doc: setattr(doc[0], "tag_", "other"),
+    "lemma": lambda doc: setattr(doc[0], "lemma_", "other"),
+    "category": lambda doc: doc.cats.update(OTHER=1.0),
+    "spans": lambda doc: doc.spans.update(other=[doc[:1]]),
+}
+
+
 @pytest.mark.parametrize("make", [batches, own_batches])
-@pytest.mark.parametrize("change", ["tag", "order", "fewer"])
+@pytest.mark.parametrize("change", [*OTHERS, "order", "fewer"])
 def test_data_stream_notices_changed_data(make, change):
     examples = toy_examples(NLP, 30)
     stream = DataStream(make(examples=examples))
     drawn = [batch for _, batch in islice(stream, 40)]
     saved = stream.snapshot()
     assert DataStream(make(examples=toy_examples(NLP, 30))).go_on_from(saved)  # read again
-    if change == "tag":
-        drawn[-1][-1].reference[0].tag_ = "other"
+    if change in OTHERS:
+        OTHERS[change](drawn[-1][-1].reference)
     elif change == "order":
         examples = [examples[1], examples[0], *examples[2:]]
     else:

@@ -4,9 +4,9 @@ import gc
 from functools import wraps
 
 import pytest
-import spacy
 from spacy.language import Language
 from spacy.training import Example
+from spacy.training.loop import create_train_batches
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
@@ -14,9 +14,10 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.truths import KeptExample
 from thinc_torchopt.loop import faster
 from thinc_torchopt.loop.faster import Faster
+from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import pipeline_params, same, toy_examples, toy_pipeline
-from ..runs import config_for, run, run_and_tell
+from ..runs import SETTINGS, config_for, run, run_and_tell
 
 ALL = ("tagger", "morphologizer", "senter", "parser", "ner", "trainable_lemmatizer", "textcat", "spancat")
 
@@ -167,8 +168,15 @@ def test_collector_leaves_the_corpus_alone_for_the_run(tmp_path, corpus, thawed)
     assert gc.get_freeze_count() == pytest.approx(before, rel=0.01)  # some were freed by their counts
 
 
-def test_streamed_corpora_are_not_kept():
-    nlp = spacy.blank("xx")
-    examples = toy_examples(nlp, 3)
-    kept = Faster(nlp, keeps=False)._kept
-    assert not any(one is other for one, other in zip(kept.of(examples), kept.of(examples)))
+@pytest.mark.parametrize(("max_epochs", "is_kept"), [(None, False), (-1, False), (0, True), (2, True)])
+def test_only_a_corpus_in_memory_is_kept(max_epochs, is_kept, monkeypatch):
+    """A stream has other texts each time, and batches of one's own may. None: such batches."""
+    nlp, examples = pipeline(["tagger"])
+    seen = seen_by(nlp, monkeypatch)
+    batches = iter([(0, examples), (1, examples)])
+    if max_epochs is not None:
+        batches = create_train_batches(nlp, lambda nlp: examples, lambda items: [[*items]], max_epochs)
+    settings = SETTINGS | {"max_steps": 1}
+    list(train_while_improving(nlp, TorchOptimizer(AdamW(), 0.01), batches, lambda: (0.0, {}), **settings))
+    first, second = ({*map(id, batch)} for batch in seen)
+    assert (first == second) is is_kept

@@ -47,6 +47,7 @@ def test_rates_of_settings_without_an_end():
     assert len(rates_of_settings(config, 5)["learn_rate",]) == 6
 
 
+@pytest.mark.filterwarnings("ignore:The schedule of 'per_param_lr")
 def test_rates_over_steps_and_trained_params_of_each_group():
     """The first step has the first values. Two ways to the same rates: by the optimizer, and from the config."""
     groups = {
@@ -54,7 +55,7 @@ def test_rates_over_steps_and_trained_params_of_each_group():
         "too late": {"params": ["ner/*"], "unfreeze_at": 9},
         "plain": {"params": ["tok2vec/*/b"], "weight_decay": 0.1},
     }
-    block = {"learn_rate": WARMUP, "per_param_lr": {"tagger/*/b": 0.5}, "param_groups": groups}
+    block = {"learn_rate": WARMUP, "per_param_lr": {"tagger/*/b": [0.5, 0.25]}, "param_groups": groups}
     optimizer = registry.resolve({"o": OPTIMIZER | block})["o"]
     nlp, _ = ready_pipeline(("tagger", "ner"))
     optimizer.initialize(nlp)
@@ -65,7 +66,7 @@ def test_rates_over_steps_and_trained_params_of_each_group():
         "too late": [0.0] * 9,
         "plain": RATES,
         "default": RATES,
-        "tagger/*/b": [0.5] * 9,
+        "tagger/*/b": [0.5, *[0.25] * 8],
     }
     for group, one in [(info.group, each) for each in found for info in each.infos]:
         assert one.rates == pytest.approx(over[group][one.begin :]) and one.begin == 2 * (group == "late")
@@ -107,7 +108,10 @@ needs_prodigy = pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-op
         ({"optimizer": per_param_lr(warmup(9, 900))}, "(total_steps = 900 in per_param_lr.*/W)"),
         ({"optimizer": per_param_lr(warmup(1, 90))}, "rate of */W is 0 from step 90 on"),
         ({"optimizer": warmup(80, 112)}, "(total_steps = 112 in learn_rate)"),
-        ({"optimizer": warmup(80, 111)}, ""),
+        ({"last": 19, "eval_frequency": 19, "optimizer": warmup(15, 22)}, ""),
+        ({"optimizer": warmup(0, 125)}, ""),
+        ({"last": 1, "eval_frequency": 1, "optimizer": warmup(500, 900)}, "is still at 1 of its highest"),
+        ({"last": 2, "eval_frequency": 1, "optimizer": warmup(500, 900)}, "still rises at step 2"),
         ({"optimizer": warmup(500, 900)}, "still rises at step 100"),
         ({"optimizer": RISEN}, ""),
         ({"optimizer": warmup(5, 0)}, "learn_rate is thinc's warmup_linear.v1 with total_steps = 0: it falls to 0"),
@@ -137,6 +141,7 @@ needs_prodigy = pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-op
         ({"patience": 74, "optimizer": warmup(1, 101)}, "patience = 74 may end the training long before"),
         ({"patience": 74, "optimizer": {"learn_rate": {"@schedules": "constant.v1", "rate": 0.01}}}, ""),
         ({"patience": 75, "optimizer": warmup(1, 100)}, ""),
+        ({"patience": 1, "eval_frequency": 1, "optimizer": warmup(1, 100)}, "patience = 1 may end the training"),
         ({"last": 0}, "Nothing ends this training"),
         ({"last": 0, "max_epochs": 1}, ""),
         ({"frozen_components": ["tagger"]}, ""),

@@ -275,9 +275,7 @@ def _too_short(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]
             by_end.setdefault(end, []).append(group.name)
     for end, groups in by_end.items():
         causes = [
-            f"total_steps = {steps:,} in {path}"
-            for path, block in found.items()
-            if isinstance(steps := block.get("total_steps"), int) and steps and abs(steps - end) <= 1
+            f"total_steps = {end:,} in {path}" for path, block in found.items() if block.get("total_steps") == end
         ]
         of = "" if len(groups) == len(trained) else f" of {', '.join(dict.fromkeys(groups))}"
         yield (
@@ -294,7 +292,7 @@ def _too_long(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]]
         if isinstance(steps := block.get("total_steps"), int)
         if steps > _LONGER * (last + 1) and ("learn_rate" in path or "per_param_lr" in path)
     ]
-    rising = [group for group in trained if len(group.rates) > 2 and group.rates[-1] > group.rates[-2] * (1 + 1e-9)]
+    rising = [group for group in trained if len(group.rates) > 2 and group.rates[-1] > group.rates[-2]]
     if any(group.rates[-1] == group.peak for group in rising):
         yield (
             f"The learning rate still rises at step {last:,}, the last one: the warm-up is longer than the training, "
