@@ -19,9 +19,7 @@ from thinc_torchopt.core.state.trees import flatten
 from thinc_torchopt.loop import checkpoint, checkpoint_folder
 from thinc_torchopt.loop.checkpoint_folder import name_of, newest_whole, steps_of
 
-from ..addons.own_loops.test_checkpoints import Stop, pipeline
-from ..addons.own_loops.test_checkpoints import train as train_own_loop
-from ..models import same
+from ..addons.own_loops.test_checkpoints import pipeline
 from ..runs import config_for, digests, run
 from .test_rollback import ROLLBACK, rates
 
@@ -136,17 +134,6 @@ def test_background_rolls_back_to_what_is_being_written(corpus, tmp_path, slow_d
         with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning, match="params of step 5 after step 8"):
             ends[name] = run(config, tmp_path / name)
     assert ends["a"] == ends["b"] and digests(tmp_path / "a") == digests(tmp_path / "b")
-
-
-@pytest.mark.parametrize("in_background", [True, False])
-def test_background_of_a_loop_of_your_own(in_background, tmp_path, slow_disk):
-    """What was saved last is there when the block ends, by an error too."""
-    whole = train_own_loop(tmp_path / "whole", pipeline(), in_background=False)
-    with pytest.raises(Stop):
-        train_own_loop(tmp_path / "state", pipeline(), stop_at=7, in_background=in_background)
-    assert newest_whole(tmp_path / "state").progress.step == 6
-    found = train_own_loop(tmp_path / "state", pipeline(), in_background=in_background)
-    assert found[-1] == [7, 8, 9, 10, 11] and same(found[0], whole[0])
 
 
 def test_background_of_an_abandoned_run_is_done_before_the_next_begins(tmp_path, monkeypatch):

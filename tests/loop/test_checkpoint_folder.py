@@ -10,7 +10,7 @@ import pytest
 
 from thinc_torchopt.core.errors import CheckpointWarning, StateError, StateReadError
 from thinc_torchopt.core.schema import write as to_dicts
-from thinc_torchopt.core.state.files import MANIFEST, clear_leftovers, write_folder
+from thinc_torchopt.core.state.files import MANIFEST, write_folder
 from thinc_torchopt.loop.checkpoint_folder import (
     STOPPED,
     VERSION,
@@ -220,21 +220,3 @@ def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
     assert left(tmp_path) == [0, 7] and left(tmp_path / "linked") == [0]
     assert [path.name for path in (tmp_path / name_of(7)).iterdir()] == ["notes.txt"]
     assert next(whole_ones(steps_of(tmp_path / name_of(7))), 0) == 0
-
-
-def test_checkpoint_folder_goes_by_number(tmp_path):
-    write(tmp_path, 99_999_999, 100_000_000, 5)
-    assert left(tmp_path) == [5, 99_999_999, 100_000_000]
-    prune(tmp_path, 2)
-    assert left(tmp_path) == [99_999_999, 100_000_000]
-    prune(tmp_path, 1)
-    assert left(tmp_path) == [100_000_000]
-
-
-def test_checkpoint_folder_puts_back_what_a_killed_run_was_replacing(tmp_path):
-    write(tmp_path, 5)
-    (tmp_path / name_of(5)).rename(tmp_path / f".unfinished-old-{name_of(5)}-123")
-    write(tmp_path, 6)
-    (tmp_path / name_of(6)).rename(tmp_path / f".unfinished-{name_of(6)}-123")
-    clear_leftovers(tmp_path)
-    assert os.listdir(tmp_path) == [name_of(5)]

@@ -145,13 +145,6 @@ def test_events_come_in_order():
     ]
 
 
-def test_events_of_a_run_that_ends_in_an_epoch():
-    """It has not ended, and the run that goes on is yet to end it."""
-    recorder = Recorder()
-    train(recorder, max_steps=1)
-    assert [name for name, *_ in recorder.seen[-3:]] == ["log", "save", "train_end"]
-
-
 def test_events_tell_the_facts():
     found, norms, skipped = {}, {}, []
 

@@ -108,12 +108,6 @@ def test_filling_spans_beside_others_once():
     assert [(one.start, one.end) for one in doc.spans["sc"]] == [(2, 3), (0, 2), (3, 4)]
 
 
-def test_filling_entities_leaves_no_token_missing():
-    doc = fill(text([(1, 2, "ACT")], default="missing"), text([(3, 4, "CITY")]), [NER])
-    assert [token.ent_iob_ for token in doc] == ["O", "B", "O", "B", "O", "O", "O"]
-    assert doc.has_annotation("ENT_IOB", require_complete=True)
-
-
 def test_filling_entities_leaves_open_where_an_unknown_label_may_be():
     """Nobody has said a word on entities, and the teacher does not know of an ACT."""
     reference, said, labels = text(default="missing"), text([(3, 4, "CITY")]), frozenset(["PERSON", "CITY"])

@@ -20,8 +20,9 @@ from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 from thinc_torchopt.core.read_once import evaluation_of_kept
+from thinc_torchopt.loop import training_check
 from thinc_torchopt.loop.data_check import Corpus as Read
-from thinc_torchopt.loop.data_check import Facts, nothing_to_learn
+from thinc_torchopt.loop.data_check import Facts, Finding, nothing_to_learn
 from thinc_torchopt.loop.data_stream import Batches
 from thinc_torchopt.loop.training_check import OneLabelCheck, TrainingCheck, label_of_all
 
@@ -244,6 +245,30 @@ class Once(list):
             yield self.pop()
 
 
+@pytest.mark.parametrize(("n", "shown"), [(6, 6), (7, 5)])
+def test_training_check_warns_of_the_first_findings(n, shown, monkeypatch):
+    """Each is told once in a run."""
+    monkeypatch.setattr(training_check, "check", lambda facts, checks: [Finding("doubt", f"{i}") for i in range(n)])
+    nlp, batch = spacy.blank("xx"), texts("train", [True])
+    checked = TrainingCheck(nlp, SimpleNamespace(allow_untrainable=False), None)
+    with pytest.warns(PipelineWarning) as told:
+        for _ in range(2):
+            checked.on_step_begin(SimpleNamespace(step=0, batch=batch), None)
+    expected = [*map(str, range(shown)), *["and 2 more: spacy torchopt explain"] * (n > shown)]
+    assert [str(one.message) for one in told] == expected
+
+
+def test_training_check_looks_at_a_stream_after_many_words(monkeypatch):
+    """Where no evaluation comes before."""
+    looked, batch = [], texts("train", [True])
+    monkeypatch.setattr(training_check, "_MOST_WORDS", 10)
+    monkeypatch.setattr(training_check, "check", lambda facts, checks: looked.append(len(facts.train.examples)) or [])
+    checked = TrainingCheck(spacy.blank("xx"), SimpleNamespace(allow_untrainable=False), None)
+    for step in range(1, 6):
+        checked.on_step_begin(SimpleNamespace(step=step, batch=batch), None)
+    assert looked == [2, 2]
+
+
 @pytest.mark.parametrize("max_epochs", [-1, 0, 2])
 def test_training_check_draws_the_batches_of_spacy(max_epochs):
     """The same texts in the same order, whatever watches them, and read as often; nor is another number drawn."""
@@ -291,8 +316,6 @@ def test_label_of_all_is_found_in_spacys_scores(pairs):
         ("textcat", slice(None), True),
         ("textcat", slice(0, None, 2), False),  # all texts have one category
         ("textcat", slice(1, None, 2), False),
-        ("textcat_multilabel", slice(None), False),
-        ("ner", slice(None), False),
     ],
 )
 def test_training_tells_once_of_one_label_for_all(component, kept, is_told, tmp_path):
