@@ -79,14 +79,6 @@ def test_background_saves_the_step_that_was_and_not_the_next(corpus, tmp_path, m
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
-def test_background_keeps_as_many_as_before(corpus, tmp_path, slow_disk):
-    """And never has more than one more on the disk: there is room for those."""
-    most = []
-    config = config_for(tmp_path, corpus, steps=8, training__optimizer__checkpoint__every=2)
-    run(config, tmp_path / "out", act=lambda step: most.append(len(steps_of(tmp_path / "state"))))
-    assert max(most) <= 3 and [path.name for path in steps_of(tmp_path / "state")] == [name_of(6), name_of(8)]
-
-
 def test_background_writes_what_it_has_begun(corpus, tmp_path, slow_disk):
     """An error ends the training while a checkpoint is being written. Then no thread is left; nor at the end."""
     config = config_for(tmp_path / "a", corpus, steps=8)

@@ -81,7 +81,9 @@ def test_teacher_of_a_stream_keeps_the_latest_in_memory(folder, nlp, rules, tmp_
         for start in range(0, 20, 4):
             assert teacher.predict(docs(nlp, 20)[start : start + 4], rules) == expected[start : start + 4]
             assert cache or {len(known) for known in teacher._known.values()} <= {4, 5}
+        loaded = weakref.ref(teacher.nlp)
         teacher.free()
+        assert loaded() is None
     assert teacher.n_predicted == (20 if cache else 40)
     # One piece may be larger.
     assert teacher.predict(docs(nlp, 20), rules) == expected
