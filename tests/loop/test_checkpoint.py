@@ -215,6 +215,7 @@ def test_checkpoint_of_a_stop_is_exact_after_a_run_with_nothing_left_to_do(corpu
         run(changed("out", 9), tmp_path / "out", act=lambda step: step == 7 and os.kill(os.getpid(), signal.SIGTERM))
     assert run(changed("out", 4), tmp_path / "out") == {}
     assert run(changed("out", 9), tmp_path / "out") == {step: whole[step] for step in (8, 9)}
+    assert not (tmp_path / "out" / "state" / "stopped").exists()
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
@@ -290,6 +291,7 @@ def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_pat
     with pytest.warns(CheckpointWarning):
         part = run(config, None)
     assert part == {step: info for step, info in whole.items() if step > 5}
+    assert list(map(step_of, steps_of(tmp_path / "state"))) == [6, 8]  # the damaged one was written again
 
 
 @pytest.mark.parametrize("of", ["random", "data"])

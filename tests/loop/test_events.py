@@ -13,7 +13,7 @@ import pytest
 import spacy
 import torch
 from spacy.training import Example
-from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
+from thinc.api import PyTorchWrapper, chain, decaying, fix_random_seed, with_array
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.loggers.files import JSONLinesLogger
@@ -403,11 +403,11 @@ ASKED = {
 def test_listeners_go_on_with_their_run(asked, tmp_path):
     """Stopped in an epoch, after its last step, and after it was ended early: the same weights, and each event once."""
     whole = Recorder(asked)
-    params, infos = train(whole, folder=tmp_path / "whole", epochs=2)
+    params, infos = train(whole, folder=tmp_path / "whole", epochs=2, dropout=decaying(0.5, 0.3))
     found, resumed = {}, []
     for until in (1, 2, None):
         part = Recorder(asked)
-        others, more = train(part, folder=tmp_path / "parts", until=until, epochs=2)
+        others, more = train(part, folder=tmp_path / "parts", until=until, epochs=2, dropout=decaying(0.5, 0.3))
         found |= more
         resumed.append({info.get("last_resume") for info in more.values()})
     elapsed = [info["elapsed"] for info in found.values()]

@@ -259,14 +259,17 @@ def test_training_check_warns_of_the_first_findings(n, shown, monkeypatch):
 
 
 def test_training_check_looks_at_a_stream_after_many_words(monkeypatch):
-    """Where no evaluation comes before."""
-    looked, batch = [], texts("train", [True])
-    monkeypatch.setattr(training_check, "_MOST_WORDS", 10)
-    monkeypatch.setattr(training_check, "check", lambda facts, checks: looked.append(len(facts.train.examples)) or [])
-    checked = TrainingCheck(spacy.blank("xx"), SimpleNamespace(allow_untrainable=False), None)
-    for step in range(1, 6):
+    """Where no evaluation comes before; and after as many once more, at labels alone."""
+    looked, nlp, long = [], spacy.blank("xx"), texts("train", [True])
+    short = [Example.from_dict(Doc(nlp.vocab, words=["a"]), {})]
+    monkeypatch.setattr(training_check, "_MOST_WORDS", 11)
+    monkeypatch.setattr(
+        training_check, "check", lambda facts, checks: looked.append((len(facts.train.examples), len(checks))) or []
+    )
+    checked = TrainingCheck(nlp, SimpleNamespace(allow_untrainable=False), None)
+    for step, batch in enumerate([long, long, short] * 2, 1):
         checked.on_step_begin(SimpleNamespace(step=step, batch=batch), None)
-    assert looked == [2, 2]
+    assert looked == [(3, len(training_check.OF_TEXTS)), (3, 1)]
 
 
 @pytest.mark.parametrize("max_epochs", [-1, 0, 2])

@@ -136,7 +136,6 @@ WHY = (
 GROUPS = {"kept": {"params": ["two/*"], "freeze": True}, "late": {"params": ["three/*"], "unfreeze_at": 100}}
 CASES = {
     "no gradient in an epoch": ({"idle": always(None)}, {}, 11, "in 12 batches"),
-    "gradients of 0": ({"idle": always(0.0)}, {}, 11, "in 12 batches"),
     "frozen": (
         {"one": always(None), "two": always(0.0), "three": always(0.0)},
         {"optimizer": {"param_groups": GROUPS}, "frozen_components": ["one"]}, 35, None,
