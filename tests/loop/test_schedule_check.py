@@ -144,7 +144,6 @@ needs_prodigy = pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-op
         ({"patience": 1, "eval_frequency": 1, "optimizer": warmup(1, 100)}, "patience = 1 may end the training"),
         ({"last": 0}, "Nothing ends this training"),
         ({"last": 0, "max_epochs": 1}, ""),
-        ({"frozen_components": ["tagger"]}, ""),
     ],
 )
 def test_training_check_of_settings(settings, told):
