@@ -258,6 +258,13 @@ def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_pat
     assert names.count("window") > 3 and "best" in names
 
 
+def test_fired_counts_steps():
+    late = rule("late", "on_step_end", "fired['at-5']['steps_since'] == 2", LOG)
+    one = make(at(5, LOG), late)
+    found = [(step, firing.controller) for step in range(9) for firing in one.on_event("on_step_end", step=step)]
+    assert found == [(5, "at-5"), (7, "late")]
+
+
 @pytest.mark.parametrize(
     "text, reason",
     [

@@ -546,13 +546,6 @@ def test_optimizer_refuses_two_params_of_one_name():
     assert len(optimizer.get_state()["modules"]) == 0 and len(optimizer.named_params()) == 4
 
 
-def test_optimizer_a_group_that_is_refused_is_not_there():
-    optimizer = Modular(params().items(), 0.1)
-    with pytest.raises(ParamError, match="complex"):
-        optimizer.add_param_group({"params": [("other", torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)))]})
-    assert len(optimizer.param_groups) == 1
-
-
 # ---------------------------------------------------------------------- nothing is ignored
 
 
