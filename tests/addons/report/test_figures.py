@@ -181,7 +181,7 @@ def test_figures_of_a_long_run_keep_every_peak_and_mark(tmp_path):
 
 @needs_matplotlib
 def test_figures_mark_what_rules_did(tmp_path):
-    """Rare ones through all panels, frequent ones in a row of their own."""
+    """Rare ones through all panels, frequent ones in a row of their own. A run that was resumed has a mark, too."""
 
     def fired(name, step):
         return {"controller": name, "operation": "lr", "action": "should_cut", "event": "on_log", "step": step}
@@ -201,6 +201,9 @@ def test_figures_mark_what_rules_did(tmp_path):
     through = [("", other, "-.", [(step, 0), (step, 1)]) for step in rare]
     assert all(series(axes)[-6:] == [*through, ("rule rare $", other, "-.", [])] for axes in others)
     assert not any(label == "rule often" for axes in others for label, *_ in series(axes))
+    lines[8]["last_resume"] = 8
+    *_, happened = panels_of(write(path, lines)).values()
+    assert ("resumed", COLOURS[0], ">", [8]) in marks(happened)
 
 
 # ---------------------------------------------------------------------- a passage with errors
