@@ -71,21 +71,6 @@ def test_controller_tells_all_faults_at_once(run, flags):
     assert "found 5 faults" in said and all(place in said for place in places)
 
 
-def test_controller_metrics_of_ones_own(run, tmp_path):
-    code = """
-from thinc_torchopt.addons.controller.metrics import Metric, controller_metrics
-
-@controller_metrics("TestDoubled")
-class Doubled(Metric):
-    events = ("on_step_end",)
-    def compute(self, event_name, *, losses, **kwargs):
-        return 2 * losses["ner"]
-"""
-    (tmp_path / "code.py").write_text(code)
-    metrics, rules = [{"name": "twice", "class": "TestDoubled"}], [rule("low", "twice < 5", "on_log")]
-    assert "1 metric, 1 controller." in run(metrics, rules, "--code", tmp_path / "code.py").stdout
-
-
 # ---------------------------------------------------------------------- configs
 
 CONFIG = """

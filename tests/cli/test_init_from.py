@@ -127,31 +127,6 @@ def test_init_from_writes_all_settings(folder):
         assert set(made()[section]) == set(filled[section])
 
 
-def test_init_from_resumes(folder):
-    """With checkpoints, a run that was stopped goes on, to the same weights."""
-    settings = ("--recipe", "best,robust", "--training.eval_frequency", 2)
-    init("--from", "old", *PATHS, *settings, "--training.max_steps", 6)
-    train = ("train", "new.cfg", "--paths.train", "new.spacy")
-    spacy_cli(*train, "--output", "whole", "--training.optimizer.checkpoint.path", "state-whole")
-    part = (*train, "--output", "part", "--training.optimizer.checkpoint.path", "state")
-    with pytest.MonkeyPatch.context() as patch:
-        from thinc_torchopt.loop.run import Run
-
-        step = Run.end_step
-
-        def stopped(self, batch):
-            step(self, batch)
-            if self.progress.step == 3:
-                raise KeyboardInterrupt
-
-        patch.setattr(Run, "end_step", stopped)
-        spacy_cli(*part, check=False)
-    run = spacy_cli(*part)
-    assert "esum" in run.stdout + run.stderr
-    whole, again = (pipeline_params(spacy.load(f"{name}/model-last")) for name in ("whole", "part"))
-    assert all(same(whole[name], again[name]) for name in whole)
-
-
 def test_init_from_goes_on_without_a_teacher_if_nothing_is_missing(folder):
     told = init("--from", "old", "--paths.train", "more.spacy", "--paths.dev", "more.spacy", *TWO).stdout
     assert "Entities for 'ner', with no new label." in told and "fills in" not in told

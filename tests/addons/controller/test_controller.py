@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from thinc_torchopt.addons.controller.controller import Firing, TrainerController
+from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.core.errors import ControllerError, StateError
 from thinc_torchopt.loop.events import Control
 
@@ -22,13 +22,6 @@ def log(controller, loss, step):
     return controller.on_event(
         "on_log", log_history=[{"loss": loss, "epoch": 0.0}], epoch=0.0, global_step=step, scores=None
     )
-
-
-def test_controller_as_in_the_docs():
-    [firing] = log(TrainerController(define()), 0.5, 0)
-    assert firing == Firing("c", "hfcontrols", "should_training_stop", "on_log", 0, {"loss": {"loss": 0.5}})
-    what = "Controller 'c' took hfcontrols.should_training_stop on on_log at step 0"
-    assert str(firing) == f"{what}, with {{'loss': {{'loss': 0.5}}}}"
 
 
 def test_controller_fires_for_each_action_and_logs_it(caplog):
@@ -47,23 +40,6 @@ def test_controller_fires_for_each_action_and_logs_it(caplog):
 
 REST = {"patience_threshold": 1}
 RESET = {"patience_threshold": 2, "mode": "reset_on_failure"}
-UPS = [0.5, 2, 0.5, 0.5, 0.5, 2, 0.5]
-
-
-@pytest.mark.parametrize(
-    "limits, losses, fires",
-    [
-        ({"cooldown": 2}, [0.5] * 8, [0, 3, 6]),
-        ({"max_firings": 2}, [0.5] * 8, [0, 1]),
-        ({"cooldown": 2, "max_firings": 2}, [2, 0.5, 2, 2, 0.5, 0.5, 0.5, 0.5], [1, 4]),
-        ({"cooldown": 2, "patience": REST}, [0.5] * 9, [1, 5]),  # at rest nothing is counted
-        ({"patience": RESET}, UPS, [4]),
-        ({"patience": {**RESET, "mode": "no_reset_on_failure"}}, UPS, [3]),
-    ],
-)
-def test_controller_limits(limits, losses, fires):
-    controller = TrainerController(define(**limits))
-    assert [step for step, loss in enumerate(losses) if log(controller, loss, step)] == fires
 
 
 def test_controller_patience_is_counted_by_trigger():

@@ -19,10 +19,9 @@ from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ControllerError
 from thinc_torchopt.loop.dev_loss import DevLosses, untouched
-from thinc_torchopt.loop.random_state import preserved_random
 
 from ...models import LISTENER, TOK2VEC, WIDTH, params_of, ready_pipeline, same, toy_examples, toy_pipeline
-from .kit import LOG, STEP, STOP, config_for, definition, firings, make, part, rule, run, same_params
+from .kit import LOG, STOP, config_for, definition, make, part, rule, run, same_params
 
 EVAL_LOSS = part("dev", "EvalLoss")
 
@@ -349,20 +348,3 @@ def test_eval_loss_changes_nothing_in_a_training(corpus, tmp_path):
     assert same_params(told, plain)
     assert [info["losses"] for info in infos.values()] == [info["losses"] for info in others.values()]
     assert [info["score"] for info in infos.values()] == [info["score"] for info in others.values()]
-
-
-def test_eval_loss_stops_a_training(corpus, tmp_path):
-    rules = definition(
-        rule("low", "on_evaluate", 'dev["examples"] == 7 and 0 < dev["per_word"] < 2.3', STOP),
-        rule("each", "on_evaluate", 'state["step"] >= 0', "note.should_log"),
-        metrics=[STEP, part("dev", "EvalLoss", max_examples=7)],
-        operations=[part("note", "LogControl", log_format="{dev/per_word:.3f}")],
-    )
-    _, infos, _ = run(prepared(tmp_path, corpus, rules))
-    assert firings(infos)[-1][1] in ("low", "each") and "low" in [name for _, name, _ in firings(infos)]
-
-
-def test_preserved_random():
-    with preserved_random():
-        expected = random.random(), numpy.random.rand(), torch.rand(1).item()
-    assert (random.random(), numpy.random.rand(), torch.rand(1).item()) == expected

@@ -44,10 +44,6 @@ LAST_LOSS = 'window["training_loss"]["loss"][-1]'
 # By name: definition, and when it stops the training: by what the run is at then.
 STOPS = {
     "loss": (stop("on_log", 'loss["loss"] < 130.0', LOSS), lambda run: run.logged[-1] < 130),
-    "thresholded-training-loss": (
-        stop("on_log", f"{LAST_LOSS} > 250", window(1)),
-        lambda run: run.logged[-1] > 250,
-    ),
     "non-decreasing-training-loss": (
         stop("on_log", DECREASES_NOT, window(5)),
         lambda run: len(run.logged) >= 5 and run.logged[-5] < run.logged[-1],
@@ -56,18 +52,10 @@ STOPS = {
         stop("on_epoch_end", f'{LAST_LOSS} > 2 and state["epoch"] > 1', STEP, window(1)),
         lambda run: run.logged[-1] > 2 and run.epoch > 1,
     ),
-    "epoch-level-training-loss-below-threshold": (
-        stop("on_log", BELOW, window(1), **at_level("info")),
-        lambda run: run.logged[-1] < 110 and run.epochs[-1] > 1,
-    ),
     # Of the step before: the window is filled by on_log, which comes later.
     "epoch-level-training-loss-below-threshold-log-config": (
         stop("on_step_end", BELOW, window(1), **at_level("warning")),
         lambda run: run.logged != [] and run.logged[-1] < 110 and run.epochs[-1] > 1,
-    ),
-    "epoch-level-eval-loss": (
-        stop("on_epoch_end", f'{SCORED} < 0.9 and state["epoch"] > 0', STEP, window(1)),
-        lambda run: run.scores != [] and run.scores[-1] < 0.9 and run.epoch > 0,
     ),
     "epoch-level-eval-loss-patience": (
         stop("on_epoch_end", f"{SCORED} < 0.95", window(2), patience={"patience_threshold": 2}),
@@ -156,11 +144,7 @@ def stops_at(lines, event, holds):
     return None
 
 
-# What each of them says is said by another one too.
-SLOW = ("thresholded-training-loss", "epoch-level-training-loss-below-threshold", "epoch-level-eval-loss")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STOPS])
+@pytest.mark.parametrize("name", STOPS)
 def test_framework_example_stops_when_it_should(name, plain, treebank, tmp_path, caplog):
     rules, holds = STOPS[name]
     [one] = rules["controllers"]

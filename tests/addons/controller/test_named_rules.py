@@ -48,16 +48,12 @@ def losses(*values):
 @pytest.mark.parametrize(
     "arguments, values, at",
     [
-        ({"evaluations": 2}, (0.5, 0.4, 0.6, 0.6, 0.5), [4]),
-        ({"evaluations": "2"}, (0.5, 0.4, 0.6, 0.6, 0.5), [4]),
         ({"evaluations": 2, "min_delta": 0.2}, (0.5, 0.4, 0.6, 0.8), [2]),
         ({"mode": "min", "evaluations": 1, "of": "scores['f'] * 2"}, (0.5, 0.4, 0.5), [2]),
         ({"stopping_threshold": 0.7}, (0.5, 0.7, 0.71), [2]),
         ({"mode": "min", "stopping_threshold": 0.3}, (0.5, 0.3, 0.2), [2]),
         ({"divergence_threshold": 0.3}, (0.5, 0.3, 0.2), [2]),
         ({"mode": "min", "divergence_threshold": 3}, (0.5, 3.0, 4.0), [2]),
-        ({}, (0.5, math.nan), [1]),
-        ({"check_finite": False}, (0.5, math.nan), []),
     ],
 )
 def test_named_stop_early(arguments, values, at):

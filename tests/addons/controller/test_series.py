@@ -105,26 +105,6 @@ def test_series_best_is_as_a_plain_loop(values, mode, delta, is_relative):
         assert one.values["b"] == (None if known is None else expected)
 
 
-def test_series_best_of_each_step_counts_evaluations():
-    """One at the step of the best is not after it."""
-    one = controller(NORMS, best())
-    for step, norm in enumerate([3.0, 1.0, 2.0, 2.0]):
-        one.on_event("on_step_end", step=step, grad_norm=norm)
-        one.on_event("on_evaluate", step=step)
-    assert one.values["b"] == {"value": 1.0, "step": 1, "steps_since": 2, "evaluations_since": 2}
-
-
-def test_series_best_is_that_of_eval_metrics():
-    """The same numbers, whichever of the two a rule uses."""
-    one = controller({**SCORES, "arguments": {"min_delta": 0.1}}, best("scores['score']", "max", min_delta=0.1))
-    for step, score in enumerate([0.5, 0.55, math.nan, 0.7, 0.6]):
-        one.on_event("on_evaluate", step=step, scores={}, score=score)
-        scores, found = one.values["scores"], one.values["b"]
-        assert found["value"] == scores["best_score"] and found["step"] == scores["best_step"]
-        assert found["evaluations_since"] == scores["evaluations_since_best"]
-        assert found["steps_since"] == scores["steps_since_best"]
-
-
 @pytest.mark.parametrize("size, values", [(3, [1.0, 0.1, 3.0, math.nan]), (31, [i / 7 for i in range(40)])])
 def test_series_are_resumed(size, values):
     metrics = (NORMS, window(size=size, at_least=1), best("w['mean']"))

@@ -76,14 +76,6 @@ def at(step, *operations, event="on_step_end", **more):
     return rule(f"at-{step}", event, f'state["step"] == {step}', *operations, **more)
 
 
-def test_controller_stops_on_the_score_with_patience(corpus, tmp_path):
-    patience = {"patience_threshold": 2}
-    plateau = rule("plateau", "on_evaluate", 'scores["score"] >= 0', STOP, patience=patience)
-    _, infos, _ = run(config_for(tmp_path, corpus, definition(plateau, metrics=[SCORES]), steps=50))
-    assert list(infos) == list(range(9))  # evaluated after 0, 4 and 8
-    assert firings(infos) == [(8, "plateau", "should_training_stop")]
-
-
 GROUPS = {"lower": {"params": ["*embed*"]}}
 
 

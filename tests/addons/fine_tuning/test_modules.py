@@ -174,19 +174,6 @@ def test_frozen_layers_have_nothing(tmp_path, corpus, kind, weighting):  # noqa:
     assert not kept & {id(params[name]) for name in frozen} and len(kept) > 20
 
 
-def test_frozen_layers_do_not_move(tmp_path, corpus, kind):  # noqa: F811
-    config = config_with(kind, tmp_path, corpus, block={"freeze_layers": 2}, steps=3)
-    before = {
-        name: param.clone()
-        for name, param in transformers_of(init_nlp(config.interpolate()))[0].module.named_parameters()
-    }
-    run(config, tmp_path / "output")
-    trained = spacy.load(tmp_path / "output" / "model-last")
-    for name, param in transformers_of(trained)[0].module.named_parameters():
-        is_frozen = "embeddings" in name or any(f".{i}." in name for i in (0, 1))
-        assert torch.equal(param, before[name]) is (is_frozen or "pooler" in name), name
-
-
 def test_frozen_layers_inside_of_a_component(tmp_path, corpus):
     """In the names of an NER's params, the number of a part comes before those of layers: ner/tok2vec/0/..."""
     needs("spacy")

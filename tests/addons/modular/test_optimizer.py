@@ -11,7 +11,7 @@ from thinc.api import Linear, warmup_linear
 
 from thinc_torchopt.addons.modular.aux_vars import aggregate
 from thinc_torchopt.addons.modular.clipping import GaussianNoise, secure_normal
-from thinc_torchopt.addons.modular.module import Block, Module
+from thinc_torchopt.addons.modular.module import Module
 from thinc_torchopt.addons.modular.moments import Adam, Momentum
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.scaffold import ScaffoldAuxVar
@@ -27,7 +27,7 @@ from thinc_torchopt.core.errors import (
 )
 from thinc_torchopt.modular import list_optim_modules, list_optim_regularizers
 
-from .test_every_module import CLOSE, by_hand, fill_grads, modular, params, race
+from .test_every_module import CLOSE, fill_grads, params
 
 
 def test_optimizer_l2_sp_holds_on_to_the_start_and_fedprox_to_the_round():
@@ -490,6 +490,16 @@ def test_optimizer_scaffold_counts_the_steps_of_each_param():
     assert all(torch.equal(value, torch.ones(2)) for value in delta.values())
 
 
+def test_optimizer_scaffold_counts_clients_of_earlier_rounds():
+    """The mean is over all that ever took part."""
+    server = Modular([("w", torch.nn.Parameter(torch.ones(2)))], 1.0, modules=["scaffold-server"])
+    for clients, expected in (("a", 1.0), ("b", 1.0), ("bc", 4 / 3)):
+        server.process_aux_var(
+            [{"scaffold": ScaffoldAuxVar(delta={"w": torch.ones(2)}, clients=(one,))} for one in clients]
+        )
+        assert server.collect_aux_var()["scaffold"].state["w"].tolist() == pytest.approx([expected] * 2)
+
+
 def test_optimizer_two_modules_that_exchange_one_variable_are_an_error_and_scaffold_comes_first():
     with pytest.raises(ConfigError, match="several"):
         Modular(params().items(), 0.1, modules=["scaffold-client", "scaffold-server"])
@@ -534,25 +544,6 @@ def test_optimizer_refuses_two_params_of_one_name():
     assert list(optimizer.named_params()) == ["weight", "bias"]
     optimizer.add_param_group({"params": [(f"second.{name}", param) for name, param in second.named_parameters()]})
     assert len(optimizer.get_state()["modules"]) == 0 and len(optimizer.named_params()) == 4
-
-
-def test_optimizer_a_group_that_is_refused_is_not_there():
-    optimizer = Modular(params().items(), 0.1)
-    with pytest.raises(ParamError, match="complex"):
-        optimizer.add_param_group({"params": [("other", torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)))]})
-    assert len(optimizer.param_groups) == 1
-
-
-def test_optimizer_a_module_of_ones_own():
-    """As docs/modular.md shows it."""
-
-    class Sign(Module):
-        name = "sign"
-
-        def run(self, block: Block) -> None:
-            block.own().sign_()
-
-    race(modular(Sign()), by_hand(lambda w, g, s: g.sign()))
 
 
 # ---------------------------------------------------------------------- nothing is ignored

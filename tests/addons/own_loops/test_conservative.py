@@ -5,8 +5,7 @@ import logging
 import pytest
 import torch
 
-from thinc_torchopt.core.errors import LearnRateIntegrityError, LearnRateWarning
-from thinc_torchopt.core.rates.new_params import Warmup
+from thinc_torchopt.core.errors import LearnRateIntegrityError
 
 from .kit import broken, controlled, fill_grads, make_params, quiet, rates_in, sgd
 
@@ -98,21 +97,6 @@ def test_learn_rate_what_others_write_never_reaches_the_params(mode, watch_steps
         for ours, theirs in zip(optimizer.param_groups[0]["params"], plain.param_groups[0]["params"]):
             assert torch.equal(ours, theirs)
     assert rate == 0.5 + 149 / 1000 and controller.conservative
-
-
-def test_learn_rate_a_forgotten_scheduler_does_not_pin_the_rate_of_the_warm_up(caplog):
-    caplog.set_level(logging.INFO)
-    optimizer = sgd(0.1)
-    controller = controlled(optimizer, Warmup(200))
-    with pytest.warns(LearnRateWarning):
-        for step in range(2103):
-            rates = controller.step()
-            optimizer.param_groups[0]["lr"] = 0.05 + step / 1e5
-            if step == 103:
-                assert rates["m"] == Warmup(200).rate(103, 0.1)
-    assert rates == {"m": 0.1} and controller.outside_writes == 2102
-    [record] = caplog.records
-    assert "Conservative mode began at step 3" in record.getMessage()
 
 
 def test_learn_rate_raises_no_more_in_conservative_mode():

@@ -112,15 +112,6 @@ def test_learn_rate_policies_adaptive_defaults_are_torchs():
         assert ours[name].default == theirs[name].default
 
 
-def test_learn_rate_policies_adaptive_serves_groups_of_other_bases():
-    policy = Adaptive(patience=0)
-    for loss in (1.0, 2.0, 2.0):
-        policy.observe({"loss": loss})
-    assert [policy.rate(3, base) for base in (1.0, 0.5, 1.0)] == pytest.approx(
-        [0.01, 0.005, 0.01], rel=1e-15
-    )  # two roundings
-
-
 def test_learn_rate_policies_adaptive_refuses_metrics_that_are_no_numbers():
     with pytest.raises(ConfigError, match="expected the metric 'loss' to be a number, found 'high'"):
         Adaptive().observe({"loss": "high"})

@@ -1,7 +1,6 @@
 """Texts without annotations for any component: an error, and nothing is saved. For some: it is said."""
 
 import itertools
-import json
 from contextlib import suppress
 
 import pytest
@@ -162,12 +161,3 @@ def test_components_that_nobody_knows_may_learn_from_anything(model):
     assert list(teaches.doubts(found)) == [
         "1 of 1 text have no annotations for any component: nothing was learned from them."
     ]
-
-
-def test_annotated_texts_are_counted():
-    found = AnnotatedTexts()
-    for components, unused in ((["ner"], []), ([], ["label", "x"]), ([], ["label"])):
-        found.add(components, unused)
-    assert json.dumps(vars(found)) == (
-        '{"texts": 3, "bare": 2, "components": {"ner": 1}, "unused": {"label": 2, "x": 1}}'
-    )

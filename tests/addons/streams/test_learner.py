@@ -81,20 +81,6 @@ def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size, ends):
     assert not ends or [row.texts for row in parts[0][0]] == [3]  # it was stopped
 
 
-def test_learner_goes_on_where_texts_annotate_some_components(model, tmp_path):
-    """Params that had a gradient before, and have none in a batch, are moved by momentum: also after a stop."""
-    stream = write_stream(
-        tmp_path / "stream.jsonl",
-        9,
-        changed=lambda i, found: {name: found[name] for name in ("words", "entities" if i % 4 == 0 else "tags")},
-    )
-    learn(model, stream, tmp_path / "one")
-    for texts in (4, 8, 9):
-        learn(model, stream, tmp_path / "two", is_stopped=stops(5))
-        assert rows(tmp_path / "two")[-1]["texts"] == texts
-    assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
-
-
 def test_learner_reads_nothing_twice(model, unbroken, tmp_path):
     stream, expected = unbroken
     output = shutil.copytree(expected, tmp_path / "out")

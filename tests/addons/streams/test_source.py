@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from thinc_torchopt.addons.streams import source as source_module
 from thinc_torchopt.addons.streams.records import Memory
 from thinc_torchopt.addons.streams.source import LineReader, Place
-from thinc_torchopt.core.errors import StateError, StreamError
+from thinc_torchopt.core.errors import StateError
 
 from ...forks import Started
 from .streams import stops
@@ -104,11 +104,6 @@ def test_source_that_an_editor_has_replaced_goes_on(tmp_path):
         path.write_bytes(content)
         with pytest.raises(StateError, match=r"expected the same first 2 lines as before.*Restore the file"):
             read_all(path, place)
-
-
-def test_source_that_is_gone_is_an_error(tmp_path):
-    with pytest.raises(StreamError, match=r"Can't read the stream .*FileNotFoundError"):
-        read_all(tmp_path / "stream.jsonl")
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
