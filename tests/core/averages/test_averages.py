@@ -548,25 +548,6 @@ def test_averages_of_a_gpu_model_can_be_kept_on_the_cpu(on_gpu, device):
 # ---------------------------------------------------------------------- buffers
 
 
-@pytest.mark.device
-def test_averages_change_and_restore_torch_models_with_buffers():
-    module = WithBuffers()
-    model, optimizer = PyTorchWrapper(module), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    train_fully(model, optimizer)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    with model.use_params(optimizer.averages):
-        inside = {name: value.clone() for name, value in module.state_dict().items()}
-    for name, value in module.state_dict().items():
-        assert torch.equal(value, before[name])
-        trained = name.startswith(("first", "second")) or name in (
-            "norm.weight",
-            "norm.bias",
-            "norm.running_mean",
-            "norm.running_var",
-        )
-        assert torch.equal(inside[name], before[name]) != trained, name
-
-
 def test_averages_of_buffers_never_begin_at_zero():
     """thinc's formula does: a variance of 0.8 of what it is would be as wrong as a mask of 0.8."""
     model, optimizer = PyTorchWrapper(module := WithBuffers()), TorchOptimizer(AdamW(), 0.01, use_averages=True)

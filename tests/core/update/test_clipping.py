@@ -151,18 +151,6 @@ def test_clipping_adaptive_equals_a_loop_over_units(shapes, seed, scale, weights
             torch.testing.assert_close(grad, old, rtol=0, atol=0)
 
 
-def test_clipping_adaptive_units_are_outputs():
-    """In numbers that can be checked by eye: weights of 1, gradients of 1 and 100, `ratio` 0.5."""
-    for shape, norm in [((2, 4), 2.0), ((2, 2, 2), 2.0), ((2, 9), 3.0), ((2, 1), 1.0)]:
-        grad = torch.ones(shape)
-        grad[1] = 100.0
-        clip_units([torch.ones(shape)], [grad], 0.5)
-        assert [row.norm().item() for row in grad] == pytest.approx([0.5 * norm, 0.5 * norm])
-    bias = torch.tensor([3.0, 4.0])
-    clip_units([torch.zeros(2)], [bias], 0.5)  # at 0, where the least norm of weights keeps it from standing still
-    assert bias.tolist() == pytest.approx([0.6 * 0.0005, 0.8 * 0.0005])
-
-
 def test_clipping_adaptive_in_half_precision():
     param, grad = torch.full((2, 400), 300.0, dtype=torch.float16), torch.full((2, 400), 6000.0, dtype=torch.float16)
     clip_units([param], [grad], 0.5)  # norms of 6,000 and 120,000, above what float16 can hold

@@ -84,7 +84,7 @@ def test_guard_leaves_it_to_max_nonfinite_what_is_not_finite():
         for _ in range(30):
             judge(guard, 1.0)
         assert judge(guard, math.inf) == scale and judge(guard, math.nan) == scale and guard.spikes == 0
-        assert judge(guard, 1.9) == 1.0 and judge(guard, 2.1) < 1.0
+        assert judge(guard, 2.0) == 1.0 and judge(guard, 2.1) < 1.0
 
 
 NORMS = st.one_of(st.floats(0.5, 2.0), st.floats(1e-3, 1e5), st.sampled_from([0.0, math.inf, math.nan]))
@@ -314,17 +314,8 @@ def test_guard_skips_updates_of_which_spacy_says_that_scores_are_nan():
         NonFiniteGradWarning, match=r"Skipped an update: \[E940\] Found NaN values in scores\. All params are unchanged"
     ):
         infos = loop(nlp, optimizer(), batches, spoil)
-    assert [info["skipped_updates"] for info in infos] == [0, 0, 0, 1, 2, 2, 2, 2]
-    assert [info["since_evaluation"]["skipped_updates"] for info in infos] == [
-        0,
-        0,
-        0,
-        1,
-        2,
-        2,
-        2,
-        2,
-    ]  # evaluated at step 0 only
+    for found in (infos, [info["since_evaluation"] for info in infos]):  # evaluated at step 0 only
+        assert [info["skipped_updates"] for info in found] == [0, 0, 0, 1, 2, 2, 2, 2]
     assert [info["grad_norm"] is None for info in infos] == [i in (3, 4) for i in range(8)]
     trained = pipeline_params(nlp)
     assert all(same(trained[name], params) for name, params in pipeline_params(expected).items())
