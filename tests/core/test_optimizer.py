@@ -619,7 +619,7 @@ def test_optimizers_averages_can_be_given_up():
         optimizer.averages = {}
     optimizer.averages = None
     model.finish_update(optimizer)
-    assert optimizer.averages == {}
+    assert optimizer.averages == {} == copy.deepcopy(optimizer).averages
 
 
 # ---------------------------------------------------------------- gradients that are not finite
@@ -887,6 +887,8 @@ def test_optimizers_empty_arrays_pass_through():
     optimizer = plain()
     _, gradient = optimizer((0, "x"), numpy.zeros((1, 2), dtype="f"), numpy.zeros(0, dtype="f"))
     assert gradient.shape == (0,) and not optimizer.params
+    optimizer((0, "y"), single := numpy.ones(1, dtype="f"), numpy.ones(1, dtype="f"))
+    assert single != 1
 
 
 @pytest.mark.gpu
