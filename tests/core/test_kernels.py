@@ -481,10 +481,9 @@ def test_kernels_blocks_have_room_for_some_tensors_of_a_kind(monkeypatch):
         return SimpleNamespace(is_cuda=True, device="cuda:0", dtype=dtype, numel=lambda: size)
 
     here = torch.zeros(7)
-    given = [on_gpu(6), here, on_gpu(4), on_gpu(5, "float16"), on_gpu(1), on_gpu(12), on_gpu(3)]
-    found = [(row, other) for row, other in kernels.blocks(given, given)]
-    assert all(row == other for row, other in found)
-    assert [[one.numel() for one in row] for row, _ in found] == [[7], [6, 4], [1], [12], [3], [5]]
+    given = [on_gpu(6), here, on_gpu(4), on_gpu(5, "float16"), on_gpu(8), on_gpu(2), on_gpu(12), on_gpu(3)]
+    found = [[one.numel() for one in row] for (row,) in kernels.blocks(given)]
+    assert found == [[7], [6, 4], [8, 2], [12], [3], [5]]
 
 
 def test_kernels_join_and_part_and_make_alike():
@@ -492,9 +491,10 @@ def test_kernels_join_and_part_and_make_alike():
     assert kernels.joined(tensors).tolist() == list(range(10)) and kernels.joined(tensors[:1]) is tensors[0]
     assert kernels.parted(tensors[0], [tensors[0]])[0] is tensors[0]
     assert same(kernels.parted(torch.arange(10.0), tensors), tensors)
-    like = [tensors[0], tensors[1].double()]
-    found = kernels.alike(tensors, like)
+    like = [tensors[0], tensors[1].double(), tensors[0].to("meta")]
+    found = kernels.alike([*tensors, tensors[0]], like)
     assert found[0] is tensors[0] and found[1].dtype == torch.float64 and torch.equal(found[1], like[1])
+    assert found[2].is_meta
 
 
 def test_kernels_private_ops_are_called_in_one_place():

@@ -147,7 +147,7 @@ def test_averages_equal_torchs_averaged_model_with_its_buffers(kind, start, ever
 @pytest.mark.parametrize("stop", [None, 5])
 def test_averages_decay_may_be_a_schedule(warmup, stop):
     """Also of a run that goes on in another process."""
-    decays = [0.1 + i / 20 for i in range(14)]
+    decays = [min(i / 11, 1.0) for i in range(14)]
     model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(iter(decays), warmup=warmup))
     values, first = [], params_of(model)[0].double()
     for step, _ in enumerate(train(model, optimizer, 12)):
@@ -513,7 +513,8 @@ def test_averages_keep_steps_that_half_precision_rounds_away():
 
 
 def test_averages_stay_on_their_device():
-    averages, param = Averages(EMA(0.5, device="meta")), new_param()
+    averages, param = Averages(EMA(0.5, start_step=9, device="meta")), new_param()
+    averages.begin()
     feed(averages, param, [1.0, 2.0])
     assert averages.tensor_of(param.key).is_meta and averages._of[param.key].taken == 2
 
@@ -831,6 +832,8 @@ def test_averages_that_were_begun_go_on_after_a_rollback():
     assert not optimizer.averages
     nlp.update(examples, sgd=optimizer)
     assert optimizer.averages and optimizer.state_dict()["averages"]["has_begun"]
+    optimizer.begin_averages()
+    assert optimizer.averages
 
 
 def test_averages_of_buffers_begin_when_due_in_a_resumed_run():

@@ -316,17 +316,6 @@ def test_schedules_plateau_in_a_sequence_of_sequences(scores, first, second):
     assert values_after(outer, scores) == expected
 
 
-@given(scores=SCORES, patience=st.integers(0, 2))
-def test_schedules_plateau_may_see_a_score_before_or_after_the_next_value_is_drawn(scores, patience):
-    before, after = (schedules.plateau(1.0, factor=0.5, patience=patience) for _ in range(2))
-    for score in scores:
-        before.observe(score)
-        value = next(before)
-        next(after)
-        after.observe(score)
-        assert before.value == after.value == value
-
-
 class Falling:
     """The least that a schedule of one's own needs to watch scores."""
 

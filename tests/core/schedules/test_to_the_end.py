@@ -248,3 +248,5 @@ def test_to_the_end_in_a_loop_of_ones_own():
         assert (rates["default"], rates["tagger"], optimizer.grad_clip) == (shared, of_tagger, clip)
         assert shared == decay_of(optimizer)
         optimizer.step_schedules()
+    with pytest.raises(StateError, match="training of 20 steps"):
+        optimizer.set_total_steps(40)

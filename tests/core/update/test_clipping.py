@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from thinc.api import NumpyOps, constant, constant_then
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, RMSprop
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import NonFiniteGradWarning
 from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.types import ClipBy
@@ -252,17 +252,6 @@ def test_clipping_leaves_small_gradients_to_the_last_bit():
     for value, clip in zip(weights, (0.0, 1.0)):
         TorchOptimizer(AdamW(), 0.1, grad_clip=clip)((0, "W"), value, grad.clone())
     assert torch.equal(*weights)
-
-
-@pytest.mark.device
-def test_clipping_works_for_algorithms_without_a_fused_step():
-    weights, grad = torch.ones(4), torch.ones(4)
-    expected = torch.nn.Parameter(torch.ones(4))
-    bare = torch.optim.RMSprop([expected], lr=0.05)  # 0.1 would take all weights to zero
-    expected.grad = torch.full((4,), 0.25)
-    bare.step()
-    TorchOptimizer(RMSprop(), 0.05, grad_clip=0.5)((0, "W"), weights, grad)
-    torch.testing.assert_close(weights, expected.detach(), rtol=1e-5, atol=0)  # clip_grad_norm_'s 1e-6 in the norm
 
 
 @pytest.mark.parametrize("clip_by", ["value", "adaptive"])
