@@ -222,6 +222,7 @@ def test_clipping_reaches_the_update(algorithm, clip_by):
     changes = {name: (tensor - before[name]).double() for name, tensor in optimizer.params.items()}
     moved = {name: change.norm().item() for name, change in changes.items()}
     assert optimizer.grad_norm > 1  # before clipping
+    assert not hasattr(optimizer.torch_optimizers["algorithm"], "grad_scale")  # of this step alone
     # A float32 update of size 0.01 to weights of size 0.1 is rounded at 1e-8, thousands of times: 1% of the norm at
     # most.
     if clip_by == "param":

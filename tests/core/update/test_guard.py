@@ -87,8 +87,9 @@ def test_guard_leaves_it_to_max_nonfinite_what_is_not_finite():
         guard = GradGuard(max_nonfinite, spike_factor=2.0, on_spike="clip")
         for _ in range(30):
             judge(guard, 1.0)
-        assert judge(guard, math.inf) == scale and judge(guard, math.nan) == scale and guard.spikes == 0
-        assert judge(guard, 2.0 * guard.averages["tagger/W"].norm) == 1.0 and judge(guard, 2.1) < 1.0
+        assert judge(guard, math.inf) == scale and judge(guard, math.nan) == scale
+        judge(guard, 2.0 * guard.averages["tagger/W"].norm)
+        assert guard.spikes == 0 and judge(guard, 2.1) < 1.0
 
 
 NORMS = st.one_of(st.floats(0.5, 2.0), st.floats(1e-3, 1e5), st.sampled_from([0.0, math.inf, math.nan]))
