@@ -21,13 +21,13 @@ from thinc_torchopt import SGD, Adam, Attachment, TorchOptimizer
 from thinc_torchopt.core import attachments
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.attachments import GROUP
-from thinc_torchopt.core.errors import ConfigArgumentError, ConfigError
+from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.config_check import collect_values
 
 from ..conftest import ROOT
-from ..models import toy_examples, toy_pipeline
+from ..models import ready_pipeline, toy_examples, toy_pipeline
 from ..runs import config_for, digests, loop_over, run
 
 
@@ -281,6 +281,14 @@ def test_blocks_of_broken_packages_disturb_only_those_who_use_them(value, monkey
         attachments.collect_attachments({"theirs": 3}, {})
 
 
+def test_attachment_that_asks_for_nothing_changes_nothing():
+    blocks = {name: {"params": [f"*/{name}"]} for name in ("W", "b")}
+    optimizer = TorchOptimizer(AdamW(), attachments={"plain": Attachment()}, param_groups=blocks)
+    ready_pipeline(["tagger"], shared=False, sgd=optimizer)
+    assert len(optimizer.torch_optimizers["algorithm"].param_groups) == 1
+    assert optimizer.remembers_scores == [] and not Attachment.decides_alike
+
+
 def test_attachment_checks_settings():
     with pytest.raises(ConfigError, match="Can't pull in this precision"):
         TorchOptimizer(AdamW(), precision="bf16", attachments={"pull": Pull()})
@@ -347,13 +355,6 @@ def test_attachment_checks_each_update():
 def test_attachments_of_another_kind_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         TorchOptimizer(AdamW(), **settings)
-
-
-def test_misspelt_block_gets_the_right_name():
-    with pytest.raises(ConfigArgumentError, match="Did you mean 'checkpoint'"):
-        TorchOptimizer(AdamW(), chekpoint=Checkpoint("x"))
-    with pytest.raises(ConfigArgumentError, match="Did you mean 'attachments'"):
-        TorchOptimizer(AdamW(), atachments={})
 
 
 def test_blocks_stand_in_the_config_and_in_the_optimizer():

@@ -3,6 +3,7 @@
 import copy
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -23,7 +24,7 @@ from thinc_torchopt.core.algorithms import torch_classes as torch_optimizers
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Adagrad, Adam, AdamW
 from thinc_torchopt.core.errors import ParamError
 
-from ..models import toy_pipeline
+from ..models import same, toy_pipeline
 
 # Without masters, half precision loses small updates, as in torch.
 pytestmark = pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.PrecisionWarning")
@@ -471,6 +472,29 @@ def test_kernels_fused_adagrad_is_torchs(shapes, dtype, lr, weight_decay, maximi
     for found, public in zip(lists, expected):
         for a, b in zip(found, public):
             torch.testing.assert_close(a, b, rtol=eps, atol=eps)
+
+
+def test_kernels_blocks_have_room_for_some_tensors_of_a_kind(monkeypatch):
+    monkeypatch.setattr(kernels, "BLOCK", 10)
+
+    def on_gpu(size, dtype="float32"):
+        return SimpleNamespace(is_cuda=True, device="cuda:0", dtype=dtype, numel=lambda: size)
+
+    here = torch.zeros(7)
+    given = [on_gpu(6), here, on_gpu(4), on_gpu(5, "float16"), on_gpu(8), on_gpu(2), on_gpu(12), on_gpu(3)]
+    found = [[one.numel() for one in row] for (row,) in kernels.blocks(given)]
+    assert found == [[7], [6, 4], [8, 2], [12], [3], [5]]
+
+
+def test_kernels_join_and_part_and_make_alike():
+    tensors = [torch.arange(6.0).reshape(2, 3), torch.arange(6.0, 10.0)]
+    assert kernels.joined(tensors).tolist() == list(range(10)) and kernels.joined(tensors[:1]) is tensors[0]
+    assert kernels.parted(tensors[0], [tensors[0]])[0] is tensors[0]
+    assert same(kernels.parted(torch.arange(10.0), tensors), tensors)
+    like = [tensors[0], tensors[1].double(), tensors[0].to("meta")]
+    found = kernels.alike([*tensors, tensors[0]], like)
+    assert found[0] is tensors[0] and found[1].dtype == torch.float64 and torch.equal(found[1], like[1])
+    assert found[2].is_meta
 
 
 def test_kernels_private_ops_are_called_in_one_place():

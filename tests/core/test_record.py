@@ -42,7 +42,7 @@ def test_record_sums_updates_and_keeps_the_first_and_the_last():
 
 
 def test_record_of_a_text_begins_again_when_a_classifier_has_another_label():
-    record = Record(1000)
+    record = Record(3)  # the units of the first one take no room any more
     record.add("cats", key(1), array(1, 1), array(0, 0) > 0)
     record.add("cats", key(1), array(2, 2, 2), array(1, 1, 1) > 0)
     assert fields(record.units["cats"][key(1)])["updates"] == [1, 1, 1]
@@ -93,7 +93,8 @@ def test_record_goes_on_from_a_saved_state_to_the_bit(added, stop):
 def test_record_keeps_the_hardest_texts_and_a_sample(tmp_path):
     record = Record(100)
     for n in range(101):
-        record.add("ner", key(n), array(n), array(0) > 0)
+        assert record.left_out == 0
+        record.add("ner", key(n), array(n / 1000), array(0) > 0)
     kept = {int.from_bytes(text, "big") for text in record.units["ner"]}
     # Half of the room by hardness, a quarter by digest: here the lowest numbers.
     assert kept == {*range(51, 101), *range(25)}
@@ -103,6 +104,7 @@ def test_record_keeps_the_hardest_texts_and_a_sample(tmp_path):
 def test_record_on_disk_is_read_or_refused(tmp_path):
     record = Record(100)
     record.add("ner", key(1), array(1, 2), array(0, 1) > 0)
+    record.add("ner", key(2), array(), array() > 0)
     record.to_disk(tmp_path)
     assert fields(Record.from_disk(tmp_path).units["ner"][key(1)]) == fields(record.units["ner"][key(1)])
     state = record.state_dict()

@@ -96,11 +96,11 @@ class Step:
         *,
         grad_clip: float,
         together: str,
-        lr_scale: float = 1.0,
-        counts: bool = True,
-        epoch: float | None = None,
-        spoiled_by: Exception | None = None,
-        batch_size: BatchSize | None = None,
+        lr_scale: float,
+        counts: bool,
+        epoch: float | None,
+        spoiled_by: Exception | None,
+        batch_size: BatchSize | None,
     ) -> bool:
         """Make one update, or skip it.
 
@@ -158,7 +158,7 @@ class Step:
                         param.callback(param.in_form(param.tensor))
                 if factor is None:
                     self.buffers.put_back(shims)
-                elif shims and self.guard.wants_norms:
+                elif self.guard.wants_norms:
                     self.buffers.keep(shims)
                 self.guard.report(verdict, together)
             finally:

@@ -49,8 +49,8 @@ class TrainedParams:
         average_settings: AverageSettings | None,
         on_outside_write: OnOutsideWrite,
         on_growth: OnGrowth,
-        master_weights: bool = False,
-        enable_runtime_guards: bool = True,
+        master_weights: bool,
+        enable_runtime_guards: bool,
     ):
         self.writer = RateWriter(
             on_outside_write=on_outside_write,

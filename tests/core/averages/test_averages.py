@@ -6,7 +6,6 @@ What `use_params` with averages does to a pipeline is tested in test_hooks.py.
 import copy
 import json
 import math
-import pickle
 
 import numpy
 import pytest
@@ -23,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from thinc_torchopt import SGD, TorchOptimizer
 from thinc_torchopt.core.algorithms import torch_classes as torch_optimizers
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
-from thinc_torchopt.core.averages.averages import AveragedParams, Averages
+from thinc_torchopt.core.averages.averages import Averages
 from thinc_torchopt.core.averages.settings import EMA, SWA, THINC, AverageSettings
 from thinc_torchopt.core.errors import ScheduleError, StateError
 from thinc_torchopt.core.params.names import shim_paths
@@ -148,7 +147,7 @@ def test_averages_equal_torchs_averaged_model_with_its_buffers(kind, start, ever
 @pytest.mark.parametrize("stop", [None, 5])
 def test_averages_decay_may_be_a_schedule(warmup, stop):
     """Also of a run that goes on in another process."""
-    decays = [0.1 + i / 20 for i in range(14)]
+    decays = [min(i / 11, 1.0) for i in range(14)]
     model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(iter(decays), warmup=warmup))
     values, first = [], params_of(model)[0].double()
     for step, _ in enumerate(train(model, optimizer, 12)):
@@ -513,6 +512,13 @@ def test_averages_keep_steps_that_half_precision_rounds_away():
     )  # float32, a hundred times
 
 
+def test_averages_stay_on_their_device():
+    averages, param = Averages(EMA(0.5, start_step=9, device="meta")), new_param()
+    averages.begin()
+    feed(averages, param, [1.0, 2.0])
+    assert averages.tensor_of(param.key).is_meta and averages._of[param.key].taken == 2
+
+
 def test_averages_of_the_same_dtype_are_not_copied():
     averages, param = Averages(), new_param()
     feed(averages, param, [1.0])
@@ -546,25 +552,6 @@ def test_averages_of_a_gpu_model_can_be_kept_on_the_cpu(on_gpu, device):
 
 
 # ---------------------------------------------------------------------- buffers
-
-
-@pytest.mark.device
-def test_averages_change_and_restore_torch_models_with_buffers():
-    module = WithBuffers()
-    model, optimizer = PyTorchWrapper(module), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    train_fully(model, optimizer)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    with model.use_params(optimizer.averages):
-        inside = {name: value.clone() for name, value in module.state_dict().items()}
-    for name, value in module.state_dict().items():
-        assert torch.equal(value, before[name])
-        trained = name.startswith(("first", "second")) or name in (
-            "norm.weight",
-            "norm.bias",
-            "norm.running_mean",
-            "norm.running_var",
-        )
-        assert torch.equal(inside[name], before[name]) != trained, name
 
 
 def test_averages_of_buffers_never_begin_at_zero():
@@ -701,19 +688,6 @@ def test_averages_are_the_params_until_they_start():
             assert same(before, params_of(model)) == (step < 7)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda averages: pickle.loads(pickle.dumps(averages))])
-def test_averages_can_be_copied_and_pickled_like_a_dict(copied):
-    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    train_fully(model, optimizer, 3)
-    original, other = optimizer.averages, copied(optimizer.averages)
-    assert isinstance(other, AveragedParams) and list(other) == list(original)
-    found = []
-    for averages in (original, other):
-        with model.use_params(averages):
-            found.append(params_of(model))
-    assert same(*found) and not same(found[0], params_of(model))
-
-
 # ---------------------------------------------------------------------- settings
 
 
@@ -739,22 +713,6 @@ def test_averages_decay_may_be_a_schedule_in_a_config():
     optimizer = spacy.registry.resolve(Config().from_str(text))["optimizer"]
     optimizer.step_schedules()
     assert average_settings_in(optimizer).decay.value == 0.5 * 1.1
-
-
-def test_averages_settings_can_be_shared_and_survive_a_copy():
-    settings = SWA(1, every=2)
-    optimizers = [TorchOptimizer(AdamW(), 0.01, averages=settings) for _ in range(2)]
-    optimizers.append(pickle.loads(pickle.dumps(optimizers[0])))
-    start = mixed_model()
-    found = []
-    for i, optimizer in enumerate(optimizers):
-        model = start.copy()
-        train_fully(model, optimizer, 4 + 2 * (i == 1))
-        with model.use_params(optimizer.averages):
-            found.append(params_of(model))
-    assert same(found[0], found[2]) and not same(found[0], found[1])
-    optimizers[0].averages = None
-    assert pickle.loads(pickle.dumps(optimizers[0])).averages == {} and pickle.loads(pickle.dumps(settings)) == settings
 
 
 # ---------------------------------------------------------------------- checkpoints
@@ -874,6 +832,8 @@ def test_averages_that_were_begun_go_on_after_a_rollback():
     assert not optimizer.averages
     nlp.update(examples, sgd=optimizer)
     assert optimizer.averages and optimizer.state_dict()["averages"]["has_begun"]
+    optimizer.begin_averages()
+    assert optimizer.averages
 
 
 def test_averages_of_buffers_begin_when_due_in_a_resumed_run():

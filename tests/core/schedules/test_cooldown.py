@@ -102,17 +102,6 @@ def test_stable_decay_told_twice_or_when_it_falls_already_changes_nothing():
             warmup_stable_decay(1.0, 2, 10, **WHEN_TOLD).cooldown.begin(steps)
 
 
-def test_stable_decay_knows_when_it_is_down():
-    schedule = Schedules().track("x", warmup_stable_decay(1.0, 2, 10, **WHEN_TOLD))
-    schedule.step()
-    schedule.begin_decay(3)
-    seen = []
-    for _ in range(5):
-        seen.append((schedule.value > 0.0, schedule.cooldown.is_over))
-        schedule.step()
-    assert seen == [(True, False)] * 3 + [(False, True)] * 2
-
-
 @pytest.mark.parametrize(
     "build",
     [

@@ -11,8 +11,7 @@ from thinc.api import Adam, registry
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
-from thinc_torchopt.core.checks import check_number
-from thinc_torchopt.core.errors import ConfigError, ScheduleError, ScheduleWarning, StateError
+from thinc_torchopt.core.errors import ScheduleError, ScheduleWarning, StateError
 from thinc_torchopt.core.schedules.curves import warmup_cosine
 from thinc_torchopt.core.schedules.plateau import plateau
 from thinc_torchopt.core.schedules.schedule import current, is_moving
@@ -52,21 +51,6 @@ def test_scheduled_values_inside_a_pair():
     assert current(pair) == (2.0, 0.999) and set(schedules.by_name) == {"betas.0"}
 
 
-def test_scheduled_values_count_their_position():
-    schedules = Schedules()
-    schedule = schedules.track("x", itertools.count())
-    for _ in range(5):
-        schedules.step()
-    assert schedule.position == 5 and schedule.value == 5.0
-
-
-def test_scheduled_values_shared_source_moves_once():
-    schedules, source = Schedules(), itertools.count()
-    assert schedules.track("x", source) is schedules.track("y", source)
-    schedules.step()
-    assert current(schedules.by_name["x"]) == 1.0
-
-
 def test_scheduled_values_warn_once_when_one_ends():
     schedules = Schedules()
     value = schedules.track("learn_rate", [0.5])
@@ -80,12 +64,6 @@ def test_scheduled_values_warn_once_when_one_ends():
 def test_scheduled_values_name_a_bad_source(source, said):
     with pytest.raises(ScheduleError, match=f"'algorithm.eps'.*{said}"):
         Schedules().track("algorithm.eps", source)
-
-
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "x", None, [1]])
-def test_scheduled_values_check_number_refuses(value):
-    with pytest.raises(ConfigError, match=r"'learn_rate' in \[training\.optimizer\]: expected a number of at least 0"):
-        check_number("learn_rate", value)
 
 
 # ---------------------------------------------------------------- scores

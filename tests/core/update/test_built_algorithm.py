@@ -110,6 +110,27 @@ def test_built_algorithm_a_rate_that_is_loaded_is_an_outside_write(policy):
             )
 
 
+def test_built_algorithm_a_rate_of_zero_is_adopted_and_an_infinite_one_is_not():
+    run = Run(on_outside_write="adopt")
+    run.step()
+    run.inside.param_groups[0]["lr"] = 0.0
+    with pytest.warns(LearnRateWarning, match=r"The change is kept\."):
+        run.step(factor=0.0)
+    run.inside.param_groups[0]["lr"] = float("inf")
+    run.step(factor=0.0)
+    assert run.agrees
+
+
+def test_built_algorithm_groups_that_others_add_have_labels_of_their_own():
+    run = Run()
+    run.step()
+    for _ in range(3):
+        run.inside.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "name": "x"})
+    with pytest.warns(LearnRateWarning):
+        run.step()
+    assert list(run.optimizer.rates.learn_rates) == ["default", "algorithm/x", "algorithm/x-2", "algorithm/x-3"]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_built_algorithm_momentum_and_options_that_are_loaded_are_used(policy):
     run = Run(on_outside_write=policy)

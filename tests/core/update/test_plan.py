@@ -146,6 +146,9 @@ def test_plan_groups_are_called_after_their_own_params():
     optimizer = told(nlp, SGD())
     update(nlp, optimizer, 0)
     assert optimizer.rates.learn_rates.keys() == {"A"}
+    for limits in ((-1.0, None), (0.0, -1.0)):
+        with pytest.raises(ConfigError, match="_rate' in the learn rate controller: expected a number of at least 0"):
+            optimizer.scale_learn_rates(["A"], 0.5, *limits)
     optimizer.scale_learn_rates(["A"], 0.5)
     ids = {info.group: info.learn_rate for info in optimizer.describe()}
     assert ids == {"A": 0.05, "B": 0.1}

@@ -6,6 +6,7 @@ For a torch optimizer without a writer of rates, a hook writes them before each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -50,9 +51,8 @@ def add_new_params(optimizer: torch.optim.Optimizer, params: Iterable[Any], pare
     """
     above = optimizer.param_groups[parent]
     options = {name: above[name] for name in option_names_of(type(optimizer)) if name in above}
-    lr = above["lr"].clone() if isinstance(above["lr"], torch.Tensor) else 0.0
     place = {"parent": parent, "step": 0, "warmup_steps": warmup_steps}
-    optimizer.add_param_group({**options, "params": list(params), "lr": lr})
+    optimizer.add_param_group({**options, "params": list(params), "lr": deepcopy(above["lr"])})
     group = optimizer.param_groups[-1]
     group[_KEY] = place  # now: a class may refuse unknown options
     _write(optimizer, group)

@@ -431,8 +431,6 @@ class BuiltAlgorithm:
             return []
         for group in self.groups:
             by_tensor = {param.tensor: param for param in group.params if param.steps}
-            if not by_tensor:
-                continue
             before = dict(group.entry)
             for part in self._parts_alike([(group, list(by_tensor.values()))]):
                 tensors = part[group]

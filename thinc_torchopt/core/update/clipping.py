@@ -53,9 +53,7 @@ def grad_norms(grads: Sequence[torch.Tensor]) -> list[float]:
             for i, norm in zip(indices, _norms_on_cpu(chosen)):
                 norms[i] = norm
         else:
-            # Half precision would overflow at 65,504.
-            wide = torch.float32 if dtype.itemsize < 4 else None
-            away.setdefault(device, []).append((indices, torch.stack(kernels.norms(chosen, wide))))
+            away.setdefault(device, []).append((indices, torch.stack(kernels.norms(chosen, _wide(dtype)))))
     for parts in away.values():
         # All dtypes together: here the host waits for the device.
         found = torch.cat([part for _, part in parts]).tolist()
@@ -67,12 +65,14 @@ def grad_norms(grads: Sequence[torch.Tensor]) -> list[float]:
 def _norms_on_cpu(grads: Sequence[torch.Tensor]) -> list[float]:
     norms = []
     for grad in grads:
-        flat = grad.reshape(-1)
-        if flat.dtype.itemsize < 4:
-            flat = flat.float()
-        chunks = flat.split(CHUNK) if flat.numel() > CHUNK else (flat,)
+        chunks = grad.reshape(-1).to(_wide(grad.dtype)).split(CHUNK)
         norms.append(math.sqrt(sum([torch.dot(chunk, chunk).item() for chunk in chunks])))
     return norms
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for norms: in half precision they would overflow at 65,504."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def total_norm(norms: Sequence[float]) -> float:
@@ -88,9 +88,7 @@ def total_norm(norms: Sequence[float]) -> float:
 # ---------------------------------------------------------------------- clipping
 
 
-def clip_grads(
-    params: Sequence[Param], norms: Sequence[float], limit: float, by: ClipBy, *, scale: float = 1.0
-) -> float:
+def clip_grads(params: Sequence[Param], norms: Sequence[float], limit: float, by: ClipBy, *, scale: float) -> float:
     """Clip the gradients of params, or return the factor to clip them by.
 
     params (Sequence[Param]): Params, each with a gradient.
@@ -109,8 +107,7 @@ def clip_grads(
         else:
             clip_units([param.tensor for param in params], grads, limit)
         return 1.0
-    if scale != 1.0:
-        norms = [scale * norm for norm in norms]
+    norms = [scale * norm for norm in norms]
     factors = clip_factors(norms, [param.component for param in params] if by == "component" else (), limit, by)
     if isinstance(factors, float):
         return scale * factors
@@ -187,8 +184,7 @@ def _factors(of_params: torch.Tensor, of_grads: torch.Tensor, ratio: float) -> t
 
 
 def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of each unit, in a shape that broadcasts. In half precision it would overflow."""
+    """The 2-norm of each unit, in a shape that broadcasts."""
     dims = tuple(range(1, tensor.ndim)) or None
-    dtype = torch.float32 if tensor.dtype.itemsize < 4 else None
-    norms: torch.Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
+    norms: torch.Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=_wide(tensor.dtype))
     return norms
