@@ -80,8 +80,7 @@ def wrapped(module):
 
 
 def dtypes_of(model):
-    [shim] = [shim for node in model.walk() for shim in node.shims]
-    return shim._model.dtypes
+    return shim_in(model)._model.dtypes
 
 
 def pipeline(sgd, *, mixed=False):
@@ -90,17 +89,17 @@ def pipeline(sgd, *, mixed=False):
     nlp.add_pipe("tagger", config={"model": {"@architectures": "test-precision.Tagger.v1"}})
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples, sgd=sgd)
-    shim_in(nlp)._mixed_precision = mixed
+    shim_in(nlp.get_pipe("tagger").model)._mixed_precision = mixed
     return nlp, examples
 
 
-def shim_in(nlp):
-    [shim] = [shim for node in nlp.get_pipe("tagger").model.walk() for shim in node.shims]
+def shim_in(model):
+    [shim] = [shim for node in model.walk() for shim in node.shims]
     return shim
 
 
 def seen_in(nlp):
-    return shim_in(nlp)._model.dtypes
+    return dtypes_of(nlp.get_pipe("tagger").model)
 
 
 def test_forward_pass_is_torchs_autocast_and_the_output_is_float32():
@@ -162,11 +161,7 @@ def test_rehearse_leaves_the_precision():
 
 
 def test_error_in_the_forward_pass_leaves_autocast():
-    class Broken(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(6, 6)
-
+    class Broken(Seen):
         def forward(self, x):
             raise RuntimeError("broken")
 
@@ -181,11 +176,7 @@ def test_autocast_is_inside_thincs_own():
     """thinc's shim switches autocast of GPUs off around the module: ours must be within."""
     found = []
 
-    class Asks(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(6, 6)
-
+    class Asks(Seen):
         def forward(self, x):
             found.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
             return self.layer(x)
@@ -339,11 +330,7 @@ def test_tf32_is_on_in_both_passes_and_restored():
 
     found = []
 
-    class Asks(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(6, 6)
-
+    class Asks(Seen):
         def forward(self, x):
             found.append(is_on())
             y = self.layer(x)
@@ -440,8 +427,8 @@ def test_new_label_and_copied_model_are_as_with_autocast_by_hand():
                 nlp.evaluate(examples)
                 found.append(params_of(ner.model))
             found.append(params_of(ner.model))
-        [shim] = [shim for node in ner.model.walk() for shim in node.shims]
-        assert set(shim._model.dtypes) == {"float32", "bfloat16"} and shim._model.dtypes[-1] == "float32"
+        dtypes = dtypes_of(ner.model)
+        assert set(dtypes) == {"float32", "bfloat16"} and dtypes[-1] == "float32"
     assert len(found) == 20 and all(same(one, other) for one, other in zip(found[:10], found[10:]))
 
 
