@@ -27,7 +27,7 @@ from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.config_check import collect_values
 
 from ..conftest import ROOT
-from ..models import toy_examples, toy_pipeline
+from ..models import ready_pipeline, toy_examples, toy_pipeline
 from ..runs import config_for, digests, loop_over, run
 
 
@@ -150,10 +150,8 @@ class Plain(Attachment):
 
 def train_with(**blocks):
     """A training of four steps with an optimizer that has these attachments."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
     optimizer = TorchOptimizer(AdamW(), attachments=blocks)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline(["tagger"], shared=False, sgd=optimizer)
     return list(loop_over(nlp, optimizer, [examples[:4]] * 4, accumulate_gradient=2))
 
 
