@@ -372,12 +372,12 @@ def test_replacing_puts_a_folder_back_whose_new_content_can_not_be_moved(monkeyp
     monkeypatch.setattr(files.Path, "rename", fails)
     with pytest.raises(OSError, match="not moved"):
         write_folder(path, TREE)
-    assert read_folder(path) == {"a": 1} and os.listdir(tmp_path) == ["state"]
+    assert os.listdir(tmp_path) == ["state"] and read_folder(path) == {"a": 1}
     rename(path, tmp_path / ".unfinished-old-state-1")
     (tmp_path / f".unfinished-new-state-{os.getpid()}").mkdir()
     with pytest.raises(ValueError), replacing(path):
         raise ValueError
-    assert read_folder(path) == {"a": 1} and os.listdir(tmp_path) == ["state"]
+    assert os.listdir(tmp_path) == ["state"] and read_folder(path) == {"a": 1}
 
 
 def test_clear_leftovers_of_one_name_leaves_others(tmp_path):
