@@ -1,6 +1,6 @@
 """Small models, pipelines and training data for the tests."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -13,6 +13,8 @@ from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 from thinc.api import Linear, Maxout, Model, PyTorchWrapper, chain, fix_random_seed
 from thinc.util import to_numpy
+
+from thinc_torchopt import TorchOptimizer
 
 from .conftest import SHARED
 
@@ -146,12 +148,27 @@ def toy_pipeline(components: Iterable[str] = ("tagger", "ner"), *, shared: bool 
     return nlp
 
 
+def pipeline_of(**models: Model) -> Language:
+    """A pipeline of components with these models, by their names."""
+    nlp = spacy.blank("xx")
+    for name, model in models.items():
+        nlp.add_pipe("tagger", name=name).model = model  # type: ignore[attr-defined]
+    return nlp
+
+
 def ready_pipeline(*args: Any, n: int = 12, sgd: Any = None, **options: Any) -> tuple[Language, list[Example]]:
     """A `toy_pipeline` that was initialized on so many toy examples; and these."""
     nlp = toy_pipeline(*args, **options)
     examples = toy_examples(nlp, n)
     nlp.initialize(lambda: examples, sgd=sgd)
     return nlp, examples
+
+
+def optimizer_for(nlp: Language, *args: Any, exclude: Collection[str] = (), **settings: Any) -> TorchOptimizer:
+    """One that knows the params of a pipeline."""
+    optimizer = TorchOptimizer(*args, **settings)
+    optimizer.initialize(nlp, exclude)
+    return optimizer
 
 
 def finish_step(nlp: Language, optimizer: Any) -> None:

@@ -150,10 +150,8 @@ class Plain(Attachment):
 
 def train_with(**blocks):
     """A training of four steps with an optimizer that has these attachments."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
     optimizer = TorchOptimizer(AdamW(), attachments=blocks)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline(["tagger"], shared=False, sgd=optimizer)
     return list(loop_over(nlp, optimizer, [examples[:4]] * 4, accumulate_gradient=2))
 
 

@@ -11,8 +11,8 @@ import pytest
 from thinc_torchopt import SGD, Adam, RAdam, TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.averages.settings import EMA
-from thinc_torchopt.core.checks import Section
-from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.checks import Section, check_ops_threads, check_texts, known_settings, own_errors
+from thinc_torchopt.core.errors import ConfigError, StateError
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
 from ..peek import option_of
@@ -85,9 +85,32 @@ def test_checks_of_a_section_know_their_limits():
         (lambda: section.number("x", math.inf, at_least=-math.inf), "expected a number that is finite, found inf."),
         (lambda: section.number("x", -1, below=1.0), "expected a number of at least 0 and below 1, found -1."),
         (lambda: section.number("x", "1"), "expected a number of at least 0, found '1'."),
+        (lambda: section.number("x", 2, below=2.0), "expected a number of at least 0 and below 2, found 2."),
         (lambda: section.whole("x", "1"), "expected a whole number of at least 0, found '1'."),
+        (lambda: section.kind("x", 1, str, "a text"), "expected a text, found 1."),
+        (lambda: section.file("x", "", "a path"), "expected a path, found ''."),
+        (lambda: section.file("x", 1, "a path"), "expected a path, found 1."),
+        (lambda: section.section("x", {1: 2}), "a section, or in Python a dict with texts as keys, found {1: 2}."),
+        (lambda: check_ops_threads(section, "x", True), 'a whole number of at least 1, or "auto", found True.'),
+        (lambda: check_ops_threads(section, "x", 0), 'a whole number of at least 1, or "auto", found 0.'),
+        (lambda: check_texts("do it", "a", "texts"), "Can't do it: expected texts, found 'a'."),
+        (lambda: check_texts("do it", [1], "texts"), "Can't do it: expected texts, found [1]."),
+        (lambda: known_settings(lambda rate: rate)(rte=1), "it has no setting 'rte'. Did you mean 'rate'?"),
+        (lambda: known_settings(lambda lr: lr)(zz=1), "it has no setting 'zz'. There are: lr."),
+        (lambda: known_settings(lambda learn_rate: 1)(lr=1), "no setting 'lr'. Did you mean 'learn_rate'?"),
     ]:
         with pytest.raises(ConfigError) as error:
             call()
         assert str(error.value).endswith(said)
-    assert Section("[a.b]").number("x", "1") == 1.0
+    assert Section("[a.b]").number("x", "1") == section.number("x", 1, at_most=1) == 1.0
+    assert section.file("x", "a", "a path") == Path("a") and check_ops_threads(section, "x", "auto") == "auto"
+
+
+def test_checks_turn_errors_of_a_damaged_state_into_ours():
+    with (
+        pytest.raises(StateError, match=r"Can't load the state of it: it is damaged.*KeyError\('x'\)"),
+        own_errors("it"),
+    ):
+        raise KeyError("x")
+    with pytest.raises(ConfigError, match="ours"), own_errors("it"):
+        raise ConfigError("ours")

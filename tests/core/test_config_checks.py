@@ -138,9 +138,10 @@ def test_numbers_have_bounds(config, setting, least, most):
     for value in (least, least + 0.5) if most is None else (least, most):
         config["training"][setting] = value
         check_training_section(config)
+    expected = f"at least {least}" if most is None else f"a number from {least} to {most}"
     for value in [least - 0.01] if most is None else (least - 0.01, most + 0.01):
         config["training"][setting] = value
-        with pytest.raises(ConfigError, match=rf"'{setting}' in \[training\]: expected .*{least}.*, found {value}"):
+        with pytest.raises(ConfigError, match=rf"'{setting}' in \[training\]: expected {expected}, found {value}"):
             check_training_section(config)
 
 
@@ -181,6 +182,14 @@ def test_labels_of_a_parser_are_transitions(config, tmp_path):
     (tmp_path / "none.json").write_text("[]", "utf-16")
     with pytest.raises(ConfigError, match="expected a text in UTF-8, found UTF-16"):
         check_labels(config)
+
+
+def test_files_that_are_not_in_spacys_binary_format(config, tmp_path):
+    config["paths"]["train"] = str(tmp_path / "a.spacy")
+    for content, said in ((b"version https://git-lfs", "a pointer of Git LFS"), (b"text", "is not in spaCy")):
+        (tmp_path / "a.spacy").write_bytes(content)
+        with pytest.raises(ConfigError, match=said):
+            check_corpora(config, ["train_corpus"])
 
 
 def test_texts_that_a_reader_can_not_decode(config, tmp_path):

@@ -39,6 +39,8 @@ def test_inserted_nothing_leads_from_one_shape_to_the_other():
     assert order_after(insertions, "W", [3, 5], [4, 5]).cells == (0, 1, 3, 2)
     for param, old, new in [("b", [3], [4]), ("W", [2, 5], [4, 5]), ("W", [3, 5], [5, 5]), ("W", [4, 5], [4, 5])]:
         assert order_after(insertions, param, old, new) is None
+    assert order_after([*insertions, Insertion("W", 0, 0, 1, 9)], "W", [3, 5], [5, 5]) is None
+    assert order_after([Insertion("W", 1, 2, 1, 3)], "W", [3], [4]) is None
 
 
 def test_inserted_cells_of_a_master():

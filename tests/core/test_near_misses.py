@@ -53,6 +53,8 @@ def test_did_you_mean_is_one_sentence():
         did_you_mean("lr", ["weight_decay"], is_setting=True) == " Did you mean 'learn_rate' in [training.optimizer]?"
     )
     assert did_you_mean("lr", ["weight_decay"]) == ""
+    assert did_you_mean("decay", ["weight_decays", "decays"], is_setting=True) == " Did you mean 'decays'?"
+    assert "'weight_decay' in [" in did_you_mean("weight_decay", ["weight_decays"], is_setting=True)
 
 
 def test_there_are_lists_up_to_thirty_names():
@@ -63,7 +65,7 @@ def test_there_are_lists_up_to_thirty_names():
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--gpu", " Did you mean '--gpu-id'?"),
+        ("--device", " Did you mean '--gpu-id'?"),
         ("--lr", " Did you mean '--training.optimizer.learn_rate'?"),
         ("--warmup-steps", " Did you mean 'warmup_steps' in [training.optimizer.learn_rate], with @schedules ="),
         ("--outputs", " Did you mean '--output'?"),

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from thinc_torchopt.core.words import counted, listed, plain, size_in_words, time_in_words
+from thinc_torchopt.core.words import count, counted, listed, plain, short, size_in_words, time_in_words
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ def test_words_of_times(seconds, words):
         (9_950, "10 kB"),
         (999_499, "999 kB"),
         (999_500, "1.0 MB"),
+        (999_500_000, "1.0 GB"),
         (2.34e12, "2,340 GB"),
     ],
 )
@@ -52,3 +53,5 @@ def test_words_of_names(n, words):
 def test_words_of_counts():
     labels = Counter(dict.fromkeys("abcdefghij", 1000))
     assert counted(labels).endswith(", i 1,000 and j 1,000") and counted(labels + Counter("k")).endswith(" and 1 more")
+    assert [count(1, "text"), count(2000, "text")] == ["1 text", "2,000 texts"]
+    assert [short(None), short(0.12345)] == ["", "0.123"]

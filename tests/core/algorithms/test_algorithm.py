@@ -20,7 +20,7 @@ from thinc_torchopt.core.params.names import walk
 from thinc_torchopt.core.params.pipeline import components_with_model
 from thinc_torchopt.core.state.files import read_folder
 
-from ...models import backprop, grads_of, mixed_model, params_of, same, toy_examples, toy_pipeline
+from ...models import backprop, grads_of, mixed_model, optimizer_for, params_of, same, toy_examples, toy_pipeline
 from ...runs import config_for, digests, run
 
 library = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
@@ -309,8 +309,7 @@ def beside_one_each(name, rates, options, updated, *, steps=30):
         pipe: {"params": [f"{pipe}/*"], "learn_rate": rate, **own} for pipe, rate, own in zip(PIPES, rates, options)
     }
     alike = rates[0] == rates[1] and options[0] == options[1]
-    optimizer = TorchOptimizer(create(name), rates[0], grad_clip=0.0, param_groups={} if alike else blocks)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, create(name), rates[0], grad_clip=0.0, param_groups={} if alike else blocks)
     cls = library.load_optimizer(name)
     params = [[torch.nn.Parameter(value) for value in params_of(model)] for model in models]
     bare = [cls(of_one, lr=rate, **own) for of_one, rate, own in zip(params, rates, options)]
@@ -370,8 +369,7 @@ def test_algorithm_that_finds_its_rate_finds_one_for_groups_that_differ_in_weigh
     decays = ({"params": ["*/W"], "weight_decay": 0.1}, {"params": ["*/b"], "weight_decay": 0.0})
     nlp = toy_pipeline(["tagger"], shared=False)
     model = nlp.get_pipe("tagger").model = Linear(3, 5).initialize()
-    optimizer = TorchOptimizer(create("prodigy"), 1.0, grad_clip=0.0, param_groups=dict(zip("ab", decays)))
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, create("prodigy"), 1.0, grad_clip=0.0, param_groups=dict(zip("ab", decays)))
     params = [torch.nn.Parameter(value) for value in params_of(model)]
     groups = [{"params": [param], "weight_decay": own["weight_decay"]} for param, own in zip(params, decays)]
     bare = library.Prodigy(groups, lr=1.0)

@@ -17,7 +17,7 @@ from thinc_torchopt.core.errors import ConfigError, ScheduleError
 from thinc_torchopt.core.schedules.schedules import Schedules
 
 from ...conftest import needs_muon
-from ...models import backprop, mixed_model, params_of, same, toy_examples, toy_pipeline
+from ...models import backprop, mixed_model, params_of, ready_pipeline, same
 
 
 def lion(decay):
@@ -81,12 +81,10 @@ def test_option_ranges_of_drop_ins(name):
 
 
 def test_option_ranges_of_a_param_group():
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
     optimizer = TorchOptimizer(
         AdamW(), 0.01, param_groups={"biases": {"params": ["*/b"], "weight_decay": [0.0, 0.1, -0.1]}}
     )
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline(["tagger"], sgd=optimizer)
     for _ in range(2):
         nlp.update(examples, sgd=optimizer)
         optimizer.step_schedules()

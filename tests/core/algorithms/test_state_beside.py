@@ -5,7 +5,7 @@ import pytest
 import torch
 from thinc.api import Linear, chain
 
-from thinc_torchopt import Algorithm, TorchOptimizer
+from thinc_torchopt import Algorithm
 from thinc_torchopt.core.algorithms.state_beside import (
     StateBeside,
     check_plain,
@@ -17,7 +17,7 @@ from thinc_torchopt.core.algorithms.torch_classes import create
 from thinc_torchopt.core.errors import ConfigError, StateError
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
-from ...models import backprop, params_of, same, toy_pipeline
+from ...models import backprop, optimizer_for, params_of, same, toy_pipeline
 
 library = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
 
@@ -25,8 +25,7 @@ library = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is 
 def pipeline(algorithm, **settings):
     nlp = toy_pipeline(["tagger"], shared=False)
     model = nlp.get_pipe("tagger").model = chain(Linear(6, 5), Linear(3, 6)).initialize()
-    optimizer = TorchOptimizer(algorithm, 0.01, **settings)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, algorithm, 0.01, **settings)
     return nlp, model, optimizer
 
 

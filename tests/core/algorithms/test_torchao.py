@@ -5,7 +5,6 @@ import pytest
 import torch
 from thinc.api import PyTorchWrapper
 
-from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.algorithms.algorithm import StateSizes
 from thinc_torchopt.core.algorithms.torchao import Adam4bit, Adam8bit, AdamFp8, AdamW4bit, AdamW8bit, AdamWFp8
@@ -13,7 +12,7 @@ from thinc_torchopt.core.compat import has_torchao
 from thinc_torchopt.core.errors import ConfigError, MissingPackageError, StateError
 from thinc_torchopt.core.state.files import read_folder, write_folder
 
-from ...models import toy_pipeline
+from ...models import optimizer_for, toy_pipeline
 
 ALL = [Adam8bit, Adam4bit, AdamFp8, AdamW8bit, AdamW4bit, AdamWFp8]
 # 4,096 numbers or more are quantized; the bias is not.
@@ -58,8 +57,7 @@ def test_steps_are_torchaos(factory):
 
     rates = [0.01, 0.02, 0.005]
     nlp, layer = pipeline()
-    optimizer = TorchOptimizer(factory(), 0.01, grad_clip=0.0)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, factory(), 0.01, grad_clip=0.0)
     params = [torch.nn.Parameter(value) for value in weights(layer)]
     theirs = getattr(torchao.optim, factory.__name__)(params, lr=0.01)
     with torch.compiler.set_stance("force_eager"):
@@ -82,19 +80,16 @@ def test_steps_are_torchaos(factory):
 @pytest.mark.parametrize("factory", ALL)
 def test_resumed_to_the_bit(factory, tmp_path):
     whole, layer = pipeline()
-    optimizer = TorchOptimizer(factory(), 0.01)
-    optimizer.initialize(whole)
+    optimizer = optimizer_for(whole, factory(), 0.01)
     step(whole, layer, optimizer, range(6))
     first, part = pipeline()
-    before = TorchOptimizer(factory(), 0.01)
-    before.initialize(first)
+    before = optimizer_for(first, factory(), 0.01)
     step(first, part, before, range(3))
     before.to_disk(tmp_path)
     size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     # Far from the 8 bytes a number of Adam in float32, for 64 x 64: 32 KiB. The rest is JSON.
     assert size < 24_000
-    after = TorchOptimizer(factory(), 0.01)
-    after.initialize(first)
+    after = optimizer_for(first, factory(), 0.01)
     after.from_disk(tmp_path)
     step(first, part, after, range(3, 6))
     assert all(map(torch.equal, weights(layer), weights(part)))
@@ -103,8 +98,7 @@ def test_resumed_to_the_bit(factory, tmp_path):
 @needs_torchao
 def test_rollback_restores_the_state(tmp_path):
     nlp, layer = pipeline()
-    optimizer = TorchOptimizer(AdamW8bit(), 0.01)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW8bit(), 0.01)
     step(nlp, layer, optimizer, range(2))
     write_folder(tmp_path, optimizer.state_dict())
     saved, values = read_folder(tmp_path), weights(layer)
@@ -124,8 +118,7 @@ def test_rollback_restores_the_state(tmp_path):
 def test_state_of_a_grown_param(factory):
     """Old rows keep their state, up to one rounding by the new blocks; new ones get the mean."""
     nlp, layer = pipeline()
-    optimizer = TorchOptimizer(factory(), 0.01)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, factory(), 0.01)
     step(nlp, layer, optimizer, range(3))
     [built] = optimizer.torch_optimizers.values()
     shim = layer.shims[0]
@@ -147,12 +140,10 @@ def test_state_of_a_grown_param(factory):
 @needs_torchao
 def test_state_of_other_blocks_is_refused(tmp_path):
     nlp, layer = pipeline()
-    optimizer = TorchOptimizer(AdamW8bit(block_size=128), 0.01)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW8bit(block_size=128), 0.01)
     step(nlp, layer, optimizer, range(2))
     optimizer.to_disk(tmp_path)
-    other = TorchOptimizer(AdamW8bit(), 0.01)
-    other.initialize(nlp)
+    other = optimizer_for(nlp, AdamW8bit(), 0.01)
     with pytest.raises(StateError, match="with the current block_size"):
         other.from_disk(tmp_path)
 

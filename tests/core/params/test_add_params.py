@@ -12,7 +12,7 @@ from thinc_torchopt.core.errors import ConfigError, ParamError
 from thinc_torchopt.core.rates.writer import RateWriter
 
 from ...conftest import needs_muon
-from ...models import backprop, toy_pipeline
+from ...models import backprop, optimizer_for, pipeline_of
 from ...peek import groups_in, params_in
 
 N = 12
@@ -58,8 +58,7 @@ def make_model(kind):
 
 
 def pipeline_with(model):
-    nlp = toy_pipeline(["tagger"], shared=False)
-    nlp.get_pipe("tagger").model = model
+    nlp = pipeline_of(tagger=model)
     return nlp
 
 
@@ -164,10 +163,12 @@ def test_add_params_keeps_the_order_of_the_model():
 def test_add_params_keeps_state_that_a_class_makes_when_it_is_built():
     model = make_model("torch")
     nlp = pipeline_with(model)
-    optimizer = TorchOptimizer(
-        Adagrad(initial_accumulator_value=0.5), 0.1, param_groups={"one": {"params": ["*/0/*"], "weight_decay": 0.1}}
+    optimizer = optimizer_for(
+        nlp,
+        Adagrad(initial_accumulator_value=0.5),
+        0.1,
+        param_groups={"one": {"params": ["*/0/*"], "weight_decay": 0.1}},
     )
-    optimizer.initialize(nlp)
     saved = optimizer.state_dict()
     for _ in range(2):
         state = optimizer.torch_optimizers["algorithm"].state

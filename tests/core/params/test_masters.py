@@ -103,6 +103,14 @@ def optimizer(algorithm=None, rate=RATE, **settings):
     return TorchOptimizer(algorithm or AdamW(), rate, **settings)
 
 
+def begun(*args, **settings):
+    """A pipeline with its examples, its module, and an optimizer that knows its params."""
+    nlp, examples = pipeline()
+    sgd = optimizer(*args, **settings)
+    sgd.initialize(nlp)
+    return nlp, examples, shim_of(nlp.get_pipe("tagger").model)._model, sgd
+
+
 def masters_of(optimizer):
     return [param.tensor.clone() for param in params_in(optimizer) if param.has_master]
 
@@ -110,8 +118,8 @@ def masters_of(optimizer):
 # ---------------------------------------------------------------------- steps
 
 
-def trained_by_small_steps(master_weights):
-    module = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+def trained_by_small_steps(master_weights, dtype=torch.bfloat16):
+    module = torch.nn.Linear(1, 1, bias=False).to(dtype)
     module.weight.data.fill_(1.0)
     model = PyTorchWrapper(module)
     sgd = optimizer(SGD(), master_weights=master_weights)
@@ -122,9 +130,11 @@ def trained_by_small_steps(master_weights):
 
 
 def test_masters_keep_updates_that_half_precision_loses():
-    with pytest.warns(PrecisionWarning, match="trained in bfloat16.* 512th .*master_weights = true") as told:
+    with pytest.warns(PrecisionWarning, match="weight' is trained in bfloat16.* 512th .*master_weights = true") as told:
         assert trained_by_small_steps(False) == 1.0
     assert len(told) == 1
+    with pytest.warns(PrecisionWarning, match="trained in float16.* 4096th "):
+        trained_by_small_steps(False, torch.float16)
     # 200 steps of 1e-4; bfloat16 has 8 bits, so numbers below 1 are apart by 1/256.
     assert trained_by_small_steps(True) == torch.tensor(0.98).bfloat16().item()
 
@@ -138,6 +148,7 @@ def test_masters_are_not_missed_where_the_algorithm_keeps_small_updates(kahan):
         warnings.simplefilter("always", PrecisionWarning)
         step(PyTorchWrapper(module), sgd, *batches(1)[0])
     assert len(told) == (0 if kahan else 1)
+    assert kahan or "and 5 others are trained" in str(told[0].message)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -277,10 +288,7 @@ def test_masters_come_and_go_with_the_dtype():
 
 def test_masters_of_a_layer_that_grows_keep_their_cells():
     """And their state: as those of a module in float32 that grows."""
-    nlp, examples = pipeline()
-    module = shim_of(nlp.get_pipe("tagger").model)._model
-    sgd = optimizer(rate=0.001)
-    sgd.initialize(nlp)
+    nlp, examples, module, sgd = begun(rate=0.001)
     for _ in range(5):
         nlp.update(examples, sgd=sgd)
     old = {name: param.tensor.clone() for name, param in by_name(sgd).items()}
@@ -315,11 +323,8 @@ def by_name(optimizer):
 
 
 def test_masters_with_groups_and_freezing():
-    nlp, examples = pipeline()
-    module = shim_of(nlp.get_pipe("tagger").model)._model
     groups = {"biases": {"params": ["*/bias"], "lr_scale": 0.0}, "top": {"params": ["*/upper/*"], "freeze": True}}
-    sgd = optimizer(rate=0.01, param_groups=groups)
-    sgd.initialize(nlp)
+    nlp, examples, module, sgd = begun(rate=0.01, param_groups=groups)
     before = {name: param.detach().clone() for name, param in module.named_parameters()}
     for _ in range(3):
         nlp.update(examples, sgd=sgd)
@@ -335,10 +340,7 @@ def test_masters_with_groups_and_freezing():
 @pytest.mark.parametrize("by_settings", [False, True])
 def test_masters_are_of_trained_params_only(by_settings):
     """A frozen param has no copy of itself. When it is trained it gets one, and small updates add up again."""
-    nlp, examples = pipeline()
-    module = shim_of(nlp.get_pipe("tagger").model)._model
-    sgd = optimizer(rate=1e-5, use_averages=True)
-    sgd.initialize(nlp)
+    nlp, examples, module, sgd = begun(rate=1e-5, use_averages=True)
     names = [param.name for param in params_in(sgd) if "/upper/" in param.name]
     assert len(names) == 2 and by_name(sgd).keys() > {*names}
     for _ in range(2):
@@ -387,10 +389,7 @@ def test_masters_of_an_algorithm_that_evaluates_other_values():
     """Schedule-free: the model is evaluated with them rounded, and trained as if it had not been."""
     from pytorch_optimizer import ScheduleFreeAdamW
 
-    nlp, examples = pipeline()
-    module = shim_of(nlp.get_pipe("tagger").model)._model
-    sgd = optimizer(create("schedulefreeadamw", {}), rate=0.01)
-    sgd.initialize(nlp)
+    nlp, examples, module, sgd = begun(create("schedulefreeadamw", {}), rate=0.01)
     names = [name.replace(".", "/") for name, _ in module.named_parameters()]
     found = {param.name: param for param in params_in(sgd) if param.has_master}
     ours = [next(param for path, param in found.items() if path.endswith(name)) for name in names]
@@ -414,10 +413,7 @@ def test_masters_of_an_algorithm_that_evaluates_other_values():
 
 
 def test_masters_are_averaged_in_float32():
-    nlp, examples = pipeline()
-    module = shim_of(nlp.get_pipe("tagger").model)._model
-    sgd = optimizer(rate=0.001, averages=EMA(decay=0.5, warmup="torch"))
-    sgd.initialize(nlp)
+    nlp, examples, module, sgd = begun(rate=0.001, averages=EMA(decay=0.5, warmup="torch"))
     expected = None
     for _ in range(10):
         nlp.update(examples, sgd=sgd)

@@ -40,12 +40,8 @@ def big_pipeline():
 def test_names_of_torch_modules_are_torchs_with_slashes():
     module = torch.nn.ModuleDict({"encoder": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))})
     root = Model("transformer", lambda model, X, is_train: (X, lambda dY: dY), layers=[PyTorchWrapper(module)])
-    assert [param.name for param in walk(root, "transformer")] == [
-        "transformer/encoder/0/weight",
-        "transformer/encoder/0/bias",
-        "transformer/encoder/1/weight",
-        "transformer/encoder/1/bias",
-    ]
+    expected = [f"transformer/encoder/{layer}/{name}" for layer in (0, 1) for name in ("weight", "bias")]
+    assert [param.name for param in walk(root, "transformer")] == expected
 
 
 def test_names_are_unique_and_survive_a_config():
@@ -217,17 +213,8 @@ def test_names_tell_biases_and_norms_of_torch_modules():
         torch.nn.MultiheadAttention(4, 2),
     )
     spared = {found.name for found in walk(PyTorchWrapper(module), "m") if found.is_bias_or_norm}
-    expected = {
-        "0/bias",
-        "1/weight",
-        "1/bias",
-        "2/weight",
-        "2/bias",
-        "3/bias_ih_l0",
-        "3/bias_hh_l0",
-        "4/in_proj_bias",
-        "4/out_proj/bias",
-    }
+    expected = {"0/bias", "1/weight", "1/bias", "2/weight", "2/bias", "3/bias_ih_l0", "3/bias_hh_l0"}
+    expected |= {"4/in_proj_bias", "4/out_proj/bias"}
     assert spared == {f"m/{name}" for name in expected}
 
 

@@ -8,7 +8,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.state.files import read_folder, write_folder
 
-from ...models import params_of, same, toy_pipeline
+from ...models import optimizer_for, params_of, same, toy_pipeline
 from ...runs import config_for, digests, run
 from ..state.test_by_name import copy_params, steps
 
@@ -82,14 +82,12 @@ def test_odd_names_of_a_run(corpus, tmp_path):
 
 def test_odd_names_may_be_exchanged_by_users_as_they_call_components():
     nlp, models = odd_pipeline()
-    optimizer = TorchOptimizer(AdamW(), 0.01)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.01)
     steps(optimizer, models, 2)
     saved = optimizer.state_dict()
     other_nlp, other_models = odd_pipeline()
     other_nlp.rename_pipe("x y", "ü")
-    other = TorchOptimizer(AdamW(), 0.01)
-    other.initialize(other_nlp)
+    other = optimizer_for(other_nlp, AdamW(), 0.01)
     other.load_state_dict(saved, renamed={"x y": "ü"})
     copy_params(models, other_models)
     steps(optimizer, models, 2, start=2)

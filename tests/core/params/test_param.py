@@ -15,7 +15,7 @@ from thinc_torchopt.core.schema import read, write
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.model_state import ModelState, check_model, collect_model, restore_model
 
-from ...models import toy_pipeline
+from ...models import optimizer_for, toy_pipeline
 
 DTYPES = {
     "big-endian": (">f4", "dtype >f4"),
@@ -47,8 +47,7 @@ def test_params_of_a_dtype_that_torch_does_not_have(kind):
 def test_params_with_gradients_of_a_dtype_that_torch_does_not_have(dtype, found):
     nlp = pipeline(Linear(3, 2).initialize())
     model = nlp.get_pipe("tagger").model
-    optimizer = TorchOptimizer(AdamW())
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW())
     with pytest.raises(ParamError, match=rf"Can't use the gradient of param 'tagger/W': expected .* found {found}"):
         optimizer.set_grad(model.get_param("W"), numpy.ones((3, 2)).astype(dtype), key=(model.id, "W"))
 

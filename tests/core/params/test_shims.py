@@ -15,7 +15,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import NonFiniteGradError, NonFiniteGradWarning, ParamError
 
-from ...models import params_of, same_tree, toy_pipeline
+from ...models import params_of, pipeline_of, same_tree
 
 
 def plain(algorithm=None, learn_rate=0.01, **settings):
@@ -349,8 +349,7 @@ def test_shims_resume_to_the_bit_with_groups_and_averages(mxnet, kind):
 
     def build():
         shim, grads, values = with_gradients(kind, mxnet)
-        nlp = toy_pipeline(["tagger"], shared=False)
-        nlp.get_pipe("tagger").model = shim_model(shim)
+        nlp = pipeline_of(tagger=shim_model(shim))
         group = {"params": ["tagger/*"], "learn_rate": 0.02}
         optimizer = plain(AdamW(), grad_clip=0.5, use_averages=True, param_groups={"store": group})
         optimizer.initialize(nlp)
@@ -389,8 +388,7 @@ def test_shims_resume_to_the_bit_with_groups_and_averages(mxnet, kind):
 @pytest.mark.parametrize("freeze", [True, False])
 def test_shims_a_shim_may_be_frozen_or_have_empty_params(freeze):
     shim = PerParamShim([numpy.ones(2), numpy.ones((0, 3)), numpy.ones(3)])
-    nlp = toy_pipeline(["tagger"], shared=False)
-    nlp.get_pipe("tagger").model = shim_model(shim)
+    nlp = pipeline_of(tagger=shim_model(shim))
     optimizer = plain(SGD(), 0.5, param_groups={"still": {"params": ["tagger/*"], "freeze": freeze}})
     optimizer.initialize(nlp)
     for _ in range(2):

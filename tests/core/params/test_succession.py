@@ -20,12 +20,14 @@ from thinc_torchopt.core.rates.new_params import Warmup
 from ...models import (
     backprop,
     mixed_model,
+    optimizer_for,
     params_of,
+    pipeline_of,
+    ready_pipeline,
     same,
     snapshot,
     thinc_model,
     torch_model,
-    toy_examples,
     toy_pipeline,
 )
 
@@ -54,11 +56,10 @@ def set_model(nlp, model):
 WAYS = [replace_pipe, remove_and_add, set_model]
 
 
-def pipeline_of(**models):
-    nlp = spacy.blank("xx")
-    for name, model in models.items():
-        nlp.add_pipe("tagger", name=name).model = model
-    return nlp
+def begun(**models):
+    """A pipeline, and an optimizer that knows it."""
+    nlp = pipeline_of(**models)
+    return nlp, optimizer_for(nlp, AdamW(), 0.01, use_averages=True)
 
 
 def train(nlp, optimizer, steps, *, begin=0):
@@ -95,12 +96,10 @@ def groups_below(optimizer, *paths):
 @pytest.mark.parametrize("way", WAYS)
 def test_succession_a_fresh_model_begins_anew(way, kind):
     """The oracle: an optimizer that never saw the old model."""
-    nlp, optimizer = pipeline_of(tagger=MODELS[kind]()), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    optimizer.initialize(nlp)
+    nlp, optimizer = begun(tagger=MODELS[kind]())
     train(nlp, optimizer, 20)
     fresh = MODELS[kind]()
-    twin, own = pipeline_of(tagger=fresh.copy()), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    own.initialize(twin)
+    twin, own = begun(tagger=fresh.copy())
     way(nlp, fresh)
     train(nlp, optimizer, 1)
     train(twin, own, 1)
@@ -178,8 +177,7 @@ def test_succession_a_fresh_part_of_a_torch_module_begins_anew():
     )
     module.forward = lambda X: module["head"](module["body"](X + module["embed"].weight.mean(0)))
     model = PyTorchWrapper(module)
-    nlp, optimizer = pipeline_of(tagger=model), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    optimizer.initialize(nlp)
+    nlp, optimizer = begun(tagger=model)
     train(nlp, optimizer, 3)
     larger = torch.nn.Embedding(6, 5)
     with torch.no_grad():
@@ -193,8 +191,7 @@ def test_succession_a_fresh_part_of_a_torch_module_begins_anew():
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_succession_the_same_node_goes_on_whatever_is_loaded(kind, tmp_path):
-    nlp, optimizer = pipeline_of(tagger=MODELS[kind]()), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    optimizer.initialize(nlp)
+    nlp, optimizer = begun(tagger=MODELS[kind]())
     train(nlp, optimizer, 3)
     other = MODELS[kind]()
     nlp.get_pipe("tagger").model.from_bytes(other.to_bytes())
@@ -219,8 +216,7 @@ def test_succession_a_shim_that_builds_its_module_anew_goes_on_whatever_is_loade
         return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
 
     model = PyTorchWrapper_v3(make(), deserialize_model=build)
-    nlp, optimizer = pipeline_of(tagger=model), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    optimizer.initialize(nlp)
+    nlp, optimizer = begun(tagger=model)
     train(nlp, optimizer, 3)
     module = model.shims[0]._model
     averages = optimizer.state_dict()["averages"]
@@ -237,9 +233,7 @@ def test_succession_pipe_initialize_goes_on_as_with_thincs_optimizers():
     """It gives the same nodes other weights. Who wants to begin anew freezes and unfreezes, or calls nlp.initialize."""
     counts = []
     for optimizer in (TorchOptimizer(AdamW(), 0.01, use_averages=True), thinc.api.Adam(0.01)):
-        nlp = toy_pipeline(["tagger"], shared=False)
-        examples = toy_examples(nlp, 20)
-        nlp.initialize(lambda: examples, sgd=optimizer)  # noqa: B023  (called at once)
+        nlp, examples = ready_pipeline(["tagger"], shared=False, n=20, sgd=optimizer)
         for _ in range(3):
             nlp.update(examples, sgd=optimizer)
         nlp.get_pipe("tagger").initialize(lambda: examples, nlp=nlp)  # noqa: B023  (called at once)
@@ -261,8 +255,7 @@ def test_succession_averages_of_buffers_go_on_in_a_copy(swap):
     for copies in (False, True):
         torch.manual_seed(0)
         module = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-        nlp, optimizer = pipeline_of(tagger=PyTorchWrapper(module)), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-        optimizer.initialize(nlp)
+        nlp, optimizer = begun(tagger=PyTorchWrapper(module))
         train(nlp, optimizer, 3)
         if copies:
             pipe = nlp.get_pipe("tagger")
@@ -287,8 +280,7 @@ def test_succession_averages_of_buffers_go_on_in_a_copy(swap):
 def test_succession_averages_follow_the_buffers_of_a_fresh_part():
     module = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4))
     model = PyTorchWrapper(torch.nn.Sequential(module, torch.nn.Linear(4, 3)))
-    nlp, optimizer = pipeline_of(tagger=model), TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    optimizer.initialize(nlp)
+    nlp, optimizer = begun(tagger=model)
     train(nlp, optimizer, 3)
     module[1] = torch.nn.BatchNorm1d(4)
     train(nlp, optimizer, 1)
@@ -307,10 +299,8 @@ def test_succession_averages_follow_the_buffers_of_a_fresh_part():
 @pytest.mark.parametrize("also_copied", [False, True])
 def test_succession_replaced_listeners_have_the_names_of_the_saved_pipeline(component, also_copied, tmp_path):
     """The copy of the tok2vec has no refs, after which its layers are named; that of a loaded pipeline has."""
-    nlp = toy_pipeline([component])
-    examples = toy_examples(nlp, 40)
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline([component], n=40, sgd=optimizer)
     for _ in range(2):
         nlp.update(examples, sgd=optimizer)
     nlp.replace_listeners("tok2vec", component, ["model.tok2vec"])
@@ -322,8 +312,7 @@ def test_succession_replaced_listeners_have_the_names_of_the_saved_pipeline(comp
     optimizer.to_disk(tmp_path / "optimizer")
     nlp.to_disk(tmp_path / "pipeline")
     loaded = spacy.load(tmp_path / "pipeline")
-    other = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    other.initialize(loaded)
+    other = optimizer_for(loaded, AdamW(), 0.01, use_averages=True)
     other.from_disk(tmp_path / "optimizer")
     assert updates_of(other) == updates_of(optimizer)
     assert groups_below(other, f"{component}/tok2vec/embed") == {"new"}
@@ -335,9 +324,7 @@ def test_succession_state_of_replaced_listeners_equals_thincs():
     ends = []
     for optimizer in (as_thincs_adam(), thinc.api.Adam(0.01)):
         thinc.api.fix_random_seed(0)
-        nlp = toy_pipeline(["tagger"])
-        examples = toy_examples(nlp, 20)
-        nlp.initialize(lambda: examples, sgd=optimizer)  # noqa: B023  (called at once)
+        nlp, examples = ready_pipeline(["tagger"], n=20, sgd=optimizer)
         for _ in range(2):
             nlp.update(examples, sgd=optimizer)
         nlp.replace_listeners("tok2vec", "tagger", ["model.tok2vec"])
@@ -354,8 +341,7 @@ def test_succession_state_of_replaced_listeners_equals_thincs():
 def test_succession_a_copy_has_not_grown():
     """`on_growth = "reset"` is about params that have."""
     nlp = pipeline_of(tagger=thinc_model())
-    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, on_growth="reset")
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.01, use_averages=True, on_growth="reset")
     train(nlp, optimizer, 3)
     set_model(nlp, nlp.get_pipe("tagger").model.copy())
     train(nlp, optimizer, 1)
@@ -367,9 +353,7 @@ def test_succession_what_begins_anew_is_saved_also_before_its_first_update(chang
     """Else the state could not be loaded: it would lack params of the pipeline."""
 
     def optimizer_of(nlp):
-        optimizer = TorchOptimizer(AdamW(), 0.1, on_growth="reset")
-        optimizer.initialize(nlp)
-        return optimizer
+        return optimizer_for(nlp, AdamW(), 0.1, on_growth="reset")
 
     nlp = toy_pipeline(["tagger"], shared=False)
     tagger = nlp.get_pipe("tagger")

@@ -16,7 +16,17 @@ from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning
 from thinc_torchopt.core.params.pipeline import all_names
 
 from ...conftest import needs_muon
-from ...models import backprop, params_of, pipeline_params, same, toy_examples, toy_pipeline
+from ...models import (
+    backprop,
+    optimizer_for,
+    params_of,
+    pipeline_of,
+    pipeline_params,
+    ready_pipeline,
+    same,
+    toy_examples,
+    toy_pipeline,
+)
 
 
 def shared_pipeline(shared):
@@ -47,8 +57,7 @@ def test_param_table_shared_params_answer_to_all_their_names(kind, component):
     layer = SHARED[kind]()
     nlp = shared_pipeline(layer)
     pattern = f"{component}/pytorch/*" if kind == "torch" else f"{component}/linear-1/*"
-    optimizer = TorchOptimizer(SGD(), 0.1, param_groups={"still": {"params": [pattern], "freeze": True}})
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, SGD(), 0.1, param_groups={"still": {"params": [pattern], "freeze": True}})
     before, others = params_of(layer), params_of(nlp.get_pipe("c").model.layers[0])
     train(nlp, optimizer)
     assert same(before, params_of(layer)) and not same(others, params_of(nlp.get_pipe("c").model.layers[0]))
@@ -59,8 +68,7 @@ def test_param_table_shared_params_follow_the_last_block_that_matches_any_name()
     layer = SHARED["torch"]()
     nlp = shared_pipeline(layer)
     blocks = {"one": {"params": ["d/pytorch/*"], "learn_rate": 0.5}, "two": {"params": ["c/*"], "learn_rate": 0.25}}
-    optimizer = TorchOptimizer(SGD(), 0.1, param_groups=blocks)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, SGD(), 0.1, param_groups=blocks)
     groups = {info.name: (info.group, info.learn_rate) for info in optimizer.describe()}
     assert groups["c/pytorch/weight"] == ("one+two", 0.25) and groups["c/linear-0/W"] == ("two", 0.25)
     assert groups["d/linear-0/W"] == ("default", 0.1)
@@ -83,19 +91,16 @@ def test_param_table_tied_params_of_a_module_answer_to_all_their_names():
         def forward(self, X):
             return self.decoder(self.embeddings(X))
 
-    nlp = toy_pipeline(["tagger"], shared=False)
-    nlp.get_pipe("tagger").model = PyTorchWrapper(module := Tied())
+    nlp = pipeline_of(tagger=PyTorchWrapper(module := Tied()))
     settings = {"param_groups": {"still": {"params": ["tagger/*decoder/weight"], "freeze": True}}}
-    optimizer = TorchOptimizer(AdamW(), 0.1, **settings)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.1, **settings)
     before = module.embeddings.weight.detach().clone()
     train(nlp, optimizer)
     assert torch.equal(before, module.embeddings.weight)
     assert sorted(optimizer.params) == ["tagger/decoder/bias"]
     # And to the algorithm of a block: an output layer that is tied to the embeddings is no matter for Muon.
     head = {"params": ["*/decoder/*"], "algorithm": AdamW()}
-    optimizer = TorchOptimizer(Muon(), 0.1, param_groups={"head": head})
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, Muon(), 0.1, param_groups={"head": head})
     assert {info.name: info.algorithm for info in optimizer.describe()}["tagger/embeddings/weight"] == "torch.AdamW.v1"
 
 
@@ -105,8 +110,7 @@ def test_param_table_a_shared_param_stays_trained_when_one_of_its_components_is_
     """
     layer = SHARED["torch"]()
     nlp = shared_pipeline(layer)
-    optimizer = TorchOptimizer(AdamW(), 0.1)
-    optimizer.initialize(nlp, exclude=["d"])
+    optimizer = optimizer_for(nlp, AdamW(), 0.1, exclude=["d"])
     shared, alone = params_of(layer), params_of(nlp.get_pipe("d").model.layers[0])
     train(nlp, optimizer, 2)
     assert same(alone, params_of(nlp.get_pipe("d").model.layers[0])) and not same(shared, params_of(layer))
@@ -130,11 +134,9 @@ def test_param_table_names_follow_layers_that_are_moved(kind, change):
         new = layers.pop()
         model = PyTorchWrapper(torch.nn.Sequential(*layers)) if kind == "torch" else chain(*layers)
         parts = model.shims[0]._model if kind == "torch" else model.layers
-        nlp = toy_pipeline(["tagger"], shared=False)
-        nlp.get_pipe("tagger").model = model
+        nlp = pipeline_of(tagger=model)
         first = {"params": ["tagger/0/*" if kind == "torch" else "tagger/linear-0/*"], "lr_scale": 0.5}
-        optimizer = TorchOptimizer(AdamW(), 0.1, use_averages=True, param_groups={"first": first})
-        optimizer.initialize(nlp)
+        optimizer = optimizer_for(nlp, AdamW(), 0.1, use_averages=True, param_groups={"first": first})
         train(nlp, optimizer)
         if change == "insert":
             parts.insert(0, new)
@@ -209,8 +211,8 @@ def test_param_table_patterns_do_not_apply_to_params_of_an_earlier_pipeline(patt
 def test_param_table_bad_updates_of_another_pipeline_do_not_count():
     optimizer = TorchOptimizer(AdamW(), 0.01, max_nonfinite=2)
     for _ in range(3):
-        nlp = toy_pipeline(["tagger"], shared=False)
-        nlp.get_pipe("tagger").model = model = Linear(3, 5).initialize()
+        model = Linear(3, 5).initialize()
+        nlp = pipeline_of(tagger=model)
         optimizer.initialize(nlp)
         backprop(model, numpy.random.default_rng(0), scale=numpy.nan)
         if optimizer.skipped_updates:
@@ -228,8 +230,7 @@ def test_param_table_an_id_that_is_used_again_is_another_param():
     nlp.get_pipe("tagger").model = PyTorchWrapper(torch.nn.Linear(5, 3))
     nlp.get_pipe("morphologizer").model = PyTorchWrapper(old)
     settings = {"param_groups": {"tags": {"params": ["tagger/*"], "learn_rate": 0.0}}}
-    optimizer = TorchOptimizer(SGD(), 0.5, **settings)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, SGD(), 0.5, **settings)
     address = id(old.weight)
     nlp.get_pipe("morphologizer").model = Linear(1, 1).initialize()
     del old
@@ -253,11 +254,9 @@ def test_param_table_an_id_that_is_used_again_is_another_param():
 @pytest.mark.parametrize("component", ["tagger", "ner", "textcat", "parser", "spancat"])
 def test_param_table_a_copied_model_keeps_names_settings_and_state(component):
     """thinc's `Model.copy` does not copy refs, by which spaCy's layers are named. What is frozen stays frozen."""
-    nlp = toy_pipeline([component], shared=False)
-    examples = toy_examples(nlp, 40)
     frozen = {"still": {"params": ["re:(hashembed|/E$)"], "freeze": True}}
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, param_groups=frozen)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline([component], shared=False, n=40, sgd=optimizer)
     optimizer.initialize(nlp)
     for _ in range(2):
         nlp.update(examples, sgd=optimizer)

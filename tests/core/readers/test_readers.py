@@ -267,11 +267,6 @@ def test_readers_keep_classes(form, tmp_path_factory, corpus):
 
 
 TEXT = {"text": "Anna flew to Oslo.", "label": [[0, 4, "PER"]]}
-DONE = {"data": {"text": "a b"}, "annotations": [{"result": []}]}
-LABEL_STUDIO = {
-    "data": {"text": "a b"},
-    "annotations": [{"result": [{"type": "relation", "value": {}}]}, {"result": []}],
-}
 
 
 def read(tmp_path, content, name="texts.txt", **settings):
@@ -281,12 +276,7 @@ def read(tmp_path, content, name="texts.txt", **settings):
     return docs, [*told.lines(), *told.found.lines()]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        *map(dict.values, ROWS["misfits"]),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), map(dict.values, ROWS["misfits"]))
 def test_readers_tell_what_does_not_fit(tmp_path, content, said):
     _, told = read(tmp_path, content)
     assert any(said in line for line in told), told
@@ -353,24 +343,14 @@ def test_readers_of_folders_and_archives(tmp_path):
     assert len(docs) == 1 and not (tmp_path.parent / "a.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "ents", "cats"),
-    [
-        *map(dict.values, ROWS["variants"]),
-    ],
-)
+@pytest.mark.parametrize(("content", "ents", "cats"), map(dict.values, ROWS["variants"]))
 def test_readers_of_variants(tmp_path, content, ents, cats):
     docs, _ = read(tmp_path, content)
     assert [[ent.text for ent in doc.ents] for doc in docs] == ents
     assert [doc.cats for doc in docs] == cats
 
 
-@pytest.mark.parametrize(
-    ("content", "words", "tags", "sents"),
-    [
-        *map(dict.values, ROWS["words"]),
-    ],
-)
+@pytest.mark.parametrize(("content", "words", "tags", "sents"), map(dict.values, ROWS["words"]))
 def test_readers_of_words(tmp_path, content, words, tags, sents):
     docs, _ = read(tmp_path, content)
     assert [token.text for token in docs[0]] == words and [token.tag_ for token in docs[0]] == (

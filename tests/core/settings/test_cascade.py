@@ -21,7 +21,7 @@ from thinc_torchopt.core.errors import ConfigError, GrowthWarning
 from thinc_torchopt.core.registry import registry
 
 from ...conftest import CONFIGS, needs_muon
-from ...models import backprop, params_of, same, slots, toy_examples, toy_pipeline
+from ...models import backprop, optimizer_for, params_of, ready_pipeline, same, slots, toy_pipeline
 from ...spacy_cli import spacy_cli
 
 CONFIG = Path(__file__).with_name("cascade.cfg").read_text()
@@ -118,10 +118,8 @@ def train(nlp, examples, optimizer, twin, steps, components=("tagger", "ner")):
 @needs_muon
 def test_cascade_algorithms_of_blocks_are_plain_torch_optimizers(tmp_path):
     """To the last bit: also where only some params are updated, after loading, after thawing, and with a new label."""
-    nlp = toy_pipeline(["tagger", "ner"], shared=False)
-    examples = toy_examples(nlp)
     optimizer = resolved()
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp, examples = ready_pipeline(["tagger", "ner"], shared=False, sgd=optimizer)
     optimizer.initialize(nlp)
     assert set(optimizer.torch_optimizers) == {
         "algorithm",
@@ -167,9 +165,7 @@ def two_parts():
 
 
 def told(algorithm, blocks, nlp, **settings):
-    optimizer = TorchOptimizer(algorithm, 0.01, grad_clip=0.0, param_groups=blocks, **settings)
-    optimizer.initialize(nlp)
-    return optimizer
+    return optimizer_for(nlp, algorithm, 0.01, grad_clip=0.0, param_groups=blocks, **settings)
 
 
 def steps(nlp, optimizer, n, start=0):
@@ -306,17 +302,14 @@ def test_cascade_state_rolls_back():
 
 def test_cascade_state_of_a_copy_without_the_blocks_params():
     """A component goes, and with it the algorithm that was for it alone."""
-    nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
-    examples = toy_examples(nlp)
     blocks = {"a": {"params": ["*/output_layer/*"]}, "b": {"params": ["tagger/*"], "algorithm": modular()}}
     first = TorchOptimizer(AdamW(), 0.01, param_groups=blocks)
-    nlp.initialize(lambda: examples, sgd=first)
+    nlp, examples = ready_pipeline(["tagger", "morphologizer"], shared=False, sgd=first)
     first.initialize(nlp)
     nlp.update(examples, sgd=first)
     saved = copy.deepcopy(first.state_dict())
     nlp.remove_pipe("tagger")
-    second = TorchOptimizer(AdamW(), 0.01, param_groups={"a": blocks["a"]})
-    second.initialize(nlp)
+    second = optimizer_for(nlp, AdamW(), 0.01, param_groups={"a": blocks["a"]})
     with pytest.warns(GrowthWarning, match="dropped: all .* params of tagger"):
         second.load_state_dict(saved, on_growth="mean")
     assert set(second.torch_optimizers) == {"algorithm"} and set(second.nr_update.values()) == {1}

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import Linear, PyTorchWrapper, chain
 
-from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.labels import add_labels
@@ -18,7 +17,7 @@ from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.params.param_settings import ParamSettings
 from thinc_torchopt.core.settings.changes import FreezeChange, with_freeze_change
 
-from ...models import backprop, grads_of, params_of, pipeline_params, ready_pipeline, same, toy_pipeline
+from ...models import backprop, grads_of, optimizer_for, params_of, pipeline_params, ready_pipeline, same, toy_pipeline
 
 TWO = ("tagger", "morphologizer")
 
@@ -37,9 +36,7 @@ def two_pipes(kind="thinc"):
 
 
 def told(nlp, **options):
-    optimizer = TorchOptimizer(AdamW(), 0.01, **options)
-    optimizer.initialize(nlp)
-    return optimizer
+    return optimizer_for(nlp, AdamW(), 0.01, **options)
 
 
 def update(nlp, optimizer):

@@ -31,7 +31,9 @@ from thinc_torchopt.core.settings.cascade import Cascade
 from ...conftest import CONFIGS, needs_muon
 from ...models import (
     backprop,
+    optimizer_for,
     params_of,
+    pipeline_of,
     pipeline_params,
     ready_pipeline,
     same,
@@ -66,10 +68,8 @@ class Encoder(torch.nn.Module):
 
 def encoder_pipeline():
     """A pipeline of one component 'trf': a torch encoder with a thinc layer on top."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    nlp.get_pipe("tagger").model = chain(PyTorchWrapper(Encoder()), Linear(3, 6)).initialize()
-    nlp.rename_pipe("tagger", "trf")
-    return nlp, nlp.get_pipe("trf").model
+    model = chain(PyTorchWrapper(Encoder()), Linear(3, 6)).initialize()
+    return pipeline_of(trf=model), model
 
 
 def copy_params(source, target):
@@ -105,7 +105,8 @@ def test_param_groups_equal_torch_groups_written_by_hand():
     """
     steps, decay = 50, 0.8
     nlp, model = encoder_pipeline()
-    optimizer = TorchOptimizer(
+    optimizer = optimizer_for(
+        nlp,
         AdamW(weight_decay=0.1),
         0.01,
         grad_clip=0.0,
@@ -121,7 +122,6 @@ def test_param_groups_equal_torch_groups_written_by_hand():
         },
         layer_decay={"trf/*": decay},
     )
-    optimizer.initialize(nlp)
     _, oracle_model = encoder_pipeline()
     copy_params(model, oracle_model)
     module = oracle_model.layers[0].shims[0]._model
@@ -168,10 +168,13 @@ def test_param_groups_equal_torch_groups_written_by_hand():
 def test_param_groups_work_with_every_kind_of_state(algorithm):
     """SGD's fused kernel, state that is made at construction, rates that are read at the first step."""
     nlp, model = encoder_pipeline()
-    optimizer = TorchOptimizer(
-        algorithm, 0.001, grad_clip=0.0, param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "lr_scale": 4.0}}
+    optimizer = optimizer_for(
+        nlp,
+        algorithm,
+        0.001,
+        grad_clip=0.0,
+        param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "lr_scale": 4.0}},
     )
-    optimizer.initialize(nlp)
     _, oracle_model = encoder_pipeline()
     copy_params(model, oracle_model)
     module = oracle_model.layers[0].shims[0]._model
@@ -198,8 +201,7 @@ def test_param_groups_work_with_every_kind_of_state(algorithm):
 def test_param_groups_apply_to_the_fallback_too():
     nlp, model = encoder_pipeline()
     block = {"params": ["trf/pytorch/pooler/*"], "weight_decay": 0.25, "betas": [0.5, 0.6], "momentum": 0.7}
-    optimizer = TorchOptimizer(Muon(), 0.01, param_groups={"top": block})
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, Muon(), 0.01, param_groups={"top": block})
     weight, bias = group_of(optimizer, "trf/pytorch/pooler/weight"), group_of(optimizer, "trf/pytorch/pooler/bias")
     assert weight["momentum"] == 0.7 and weight["weight_decay"] == 0.25 and "betas" not in weight
     assert bias["betas"] == (0.5, 0.6) and bias["weight_decay"] == 0.25 and "momentum" not in bias
@@ -323,10 +325,12 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
 def test_param_groups_share_one_schedule_that_moves_once_a_step():
     nlp, model = encoder_pipeline()
     rate = warmup_linear(0.1, 5, 10)
-    optimizer = TorchOptimizer(
-        SGD(), rate, param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "learn_rate": rate, "momentum": 0.5}}
+    optimizer = optimizer_for(
+        nlp,
+        SGD(),
+        rate,
+        param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "learn_rate": rate, "momentum": 0.5}},
     )
-    optimizer.initialize(nlp)
     seen = []
     run(optimizer, model, 4, lambda step: seen.append(optimizer.learn_rates))
     assert (
@@ -344,8 +348,7 @@ def test_param_groups_move_any_option_by_a_schedule():
         "betas": {"beta1": [0.5, 0.6, 0.7, 0.7], "beta2": 0.9},
     }
     scaled = {"params": ["trf/pytorch/layer/*"], "lr_scale": [1.0, 0.5, 0.25, 0.25]}
-    optimizer = TorchOptimizer(AdamW(), 0.01, param_groups={"top": block, "layers": scaled})
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.01, param_groups={"top": block, "layers": scaled})
     seen = []
 
     def note(step):
@@ -374,7 +377,8 @@ def test_param_groups_survive_a_copy():
 @pytest.mark.device
 def test_param_groups_unfreeze_at_their_step(use_averages):
     nlp, model = encoder_pipeline()
-    optimizer = TorchOptimizer(
+    optimizer = optimizer_for(
+        nlp,
         AdamW(weight_decay=0.1),
         0.01,
         use_averages=use_averages,
@@ -384,7 +388,6 @@ def test_param_groups_unfreeze_at_their_step(use_averages):
             "linear": {"params": ["trf/linear/*"], "freeze": True},
         },
     )
-    optimizer.initialize(nlp)
     module = model.layers[0].shims[0]._model
     parts = {"embeddings": module.embeddings, "layer": module.layer[0], "top": module.layer[2]}
     before = {name: snapshot(part.parameters()) for name, part in parts.items()}
@@ -417,8 +420,7 @@ def test_param_groups_frozen_params_have_no_state_average_norm_or_gradient():
         "frozen": {"params": ["trf/*"], "freeze": True},
         "but": {"params": ["trf/pytorch/pooler/*"], "freeze": False},
     }
-    optimizer = TorchOptimizer(AdamW(weight_decay=0.5), 0.1, use_averages=True, param_groups=block)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(weight_decay=0.5), 0.1, use_averages=True, param_groups=block)
     before = params_of(model)
     for context in (optimizer.training(), optimizer.joint_step()):  # with and without torch's gradients
         with context:
@@ -444,8 +446,7 @@ def test_param_groups_freeze_a_whole_torch_model():
     nlp, _ = encoder_pipeline()
     model = chain(Linear(5, 5), PyTorchWrapper(Encoder()), Linear(3, 6)).initialize()
     nlp.get_pipe("trf").model = model
-    optimizer = TorchOptimizer(AdamW(), 0.01, param_groups={"torch": {"params": ["trf/pytorch/*"], "freeze": True}})
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.01, param_groups={"torch": {"params": ["trf/pytorch/*"], "freeze": True}})
     before = params_of(model)
     with optimizer.training():
         run(optimizer, model, 3)
@@ -503,8 +504,7 @@ def test_param_groups_notice_rates_written_by_others(writer, what_happens):
     nlp, model = encoder_pipeline()
     rates = [0.01, 0.02, 0.03, 0.04, 0.05]
     top = {"top": {"params": ["trf/linear/*"], "learn_rate": rates}}
-    optimizer = TorchOptimizer(AdamW(), 0.001, param_groups=top, on_outside_write=what_happens)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.001, param_groups=top, on_outside_write=what_happens)
     run(optimizer, model, 1)
     inner = optimizer.torch_optimizers["algorithm"]
     write = writer(inner)
@@ -531,10 +531,13 @@ def test_param_groups_notice_rates_written_by_others(writer, what_happens):
 
 def test_param_groups_learn_rate_may_be_set_on_the_optimizer():
     nlp, model = encoder_pipeline()
-    optimizer = TorchOptimizer(
-        AdamW(), 0.001, param_groups={"top": {"params": ["trf/linear/*"], "lr_scale": 2.0}}, on_outside_write="raise"
+    optimizer = optimizer_for(
+        nlp,
+        AdamW(),
+        0.001,
+        param_groups={"top": {"params": ["trf/linear/*"], "lr_scale": 2.0}},
+        on_outside_write="raise",
     )
-    optimizer.initialize(nlp)
     run(optimizer, model, 1)
     optimizer.learn_rate = 0.25
     run(optimizer, model, 1)
@@ -594,9 +597,10 @@ MATCHING_NOTHING = [
 )
 def test_param_groups_name_patterns_that_match_nothing_whoever_connects_the_optimizer(options, connect):
     """At the first update, which changes nothing, and again at the next one."""
-    nlp, optimizer = toy_pipeline(["tagger"], shared=False), TorchOptimizer(AdamW(), 0.01, **options)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples, sgd=optimizer if connect in ("initialize", "both") else None)
+    optimizer = TorchOptimizer(AdamW(), 0.01, **options)
+    nlp, examples = ready_pipeline(
+        ["tagger"], shared=False, sgd=optimizer if connect in ("initialize", "both") else None
+    )
     if connect == "copied":
         optimizer = copy.deepcopy(optimizer)
     if connect != "initialize":
@@ -629,9 +633,8 @@ def test_param_groups_are_checked_once_and_with_all_params_of_the_pipeline(monke
 
 @pytest.mark.parametrize("setting", [{"precision": "tf32"}, {"master_weights": True}])
 def test_param_groups_are_checked_with_all_that_initialize_checks(setting):
-    nlp, optimizer = toy_pipeline(["tagger"], shared=False), TorchOptimizer(AdamW(), 0.01, **setting)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(AdamW(), 0.01, **setting)
+    nlp, examples = ready_pipeline(["tagger"], shared=False, sgd=optimizer)
     with pytest.warns(ConfigWarning, match="has no effect"):
         nlp.update(examples, sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
@@ -792,8 +795,7 @@ def test_param_groups_are_chosen_by_whole_names_of_blocks():
         "top/layer-norm": {"params": ["*/pooler/*"], "learn_rate": 0.25},
         "c": {"params": ["*/weight"], "weight_decay": 0.1},
     }
-    optimizer = TorchOptimizer(SGD(), 0.125, param_groups=blocks, layer_decay={"trf/pytorch/layer/*": 0.5})
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, SGD(), 0.125, param_groups=blocks, layer_decay={"trf/pytorch/layer/*": 0.5})
     run(optimizer, model, 1)
     for name in ("a", "b", "top"):
         with pytest.raises(ConfigError, match=f"'{name}': it matches none of the param groups"):
@@ -820,8 +822,7 @@ def test_param_groups_decay_by_the_layers_of_a_module_below_a_numbered_part():
     def rates_of(nest):
         nlp, model = encoder_pipeline()
         nlp.get_pipe("trf").model = nest(model)
-        optimizer = TorchOptimizer(SGD(), 0.125, layer_decay={"trf/*": 0.5})
-        optimizer.initialize(nlp)
+        optimizer = optimizer_for(nlp, SGD(), 0.125, layer_decay={"trf/*": 0.5})
         return {info.name: info.learn_rate for info in optimizer.describe()}
 
     alone = rates_of(lambda model: model)
@@ -837,10 +838,8 @@ def test_param_groups_decay_by_modules_that_are_layers():
     def block():
         return PyTorchWrapper(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
 
-    nlp = spacy.blank("xx")
-    nlp.add_pipe("tagger").model = chain(*[chain(block(), Dropout(0.1)) for _ in range(4)])
-    optimizer = TorchOptimizer(SGD(), 1.0, layer_decay={"tagger/*": 0.5})
-    optimizer.initialize(nlp)
+    nlp = pipeline_of(tagger=chain(*[chain(block(), Dropout(0.1)) for _ in range(4)]))
+    optimizer = optimizer_for(nlp, SGD(), 1.0, layer_decay={"tagger/*": 0.5})
     rates = [info.learn_rate for info in optimizer.describe() if info.name.endswith("weight")]
     assert rates == [0.0625, 0.125, 0.25, 0.5]
 
@@ -849,14 +848,14 @@ def test_param_groups_decay_by_the_layers_that_there_are_now(tmp_path):
     """Another layer makes all others deeper. Oracle: an optimizer that met the model as it is now."""
 
     def optimizer_of(nlp):
-        optimizer = TorchOptimizer(
+        optimizer = optimizer_for(
+            nlp,
             AdamW(),
             0.125,
             layer_decay={"trf/pytorch*": 0.5},
             new_params_warmup=0,
             param_groups={"norms": {"params": ["*/layer/*/1/*"], "learn_rate": 0.25}},
         )
-        optimizer.initialize(nlp)
         return optimizer
 
     def told_of(optimizer):

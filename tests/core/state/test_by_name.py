@@ -35,7 +35,7 @@ from thinc_torchopt.core.params import pipeline as params_pipeline
 from thinc_torchopt.core.schedules.plateau import plateau
 
 from ...conftest import HAS_MUON, needs_gpu
-from ...models import backprop, params_of, same, same_tree, slots, toy_pipeline
+from ...models import backprop, optimizer_for, params_of, pipeline_of, same, same_tree, slots, toy_pipeline
 from ..settings.test_param_groups import Encoder
 
 # All the others are in tests/test_every_optimizer.py.
@@ -73,8 +73,7 @@ def steps(optimizer, models, n, *, start=0):
 def begun(algorithm, n=0, learn_rate=0.01, **settings):
     """A pipeline, its models and its optimizer, after some steps."""
     nlp, models = pipeline()
-    optimizer = TorchOptimizer(algorithm, learn_rate, **settings)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, algorithm, learn_rate, **settings)
     steps(optimizer, models, n)
     return nlp, models, optimizer
 
@@ -103,8 +102,7 @@ def test_state_lets_another_process_go_on_exactly(name, tmp_path):
     optimizer.to_disk(tmp_path / "state")
     other_nlp, other_models = pipeline(order=("thinc", "torch"))
     copy_params(models, other_models)
-    other = TorchOptimizer(ALGORITHMS[name](), warmup_linear(0.01, 3, 30), **settings)
-    other.initialize(other_nlp)
+    other = optimizer_for(other_nlp, ALGORITHMS[name](), warmup_linear(0.01, 3, 30), **settings)
     other.from_disk(tmp_path / "state")
     assert other.learn_rate == optimizer.learn_rate
     steps(optimizer, models, 3, start=4)
@@ -124,13 +122,11 @@ def test_state_lets_another_process_go_on_exactly(name, tmp_path):
 @pytest.mark.gpu
 def test_state_goes_to_another_device(tmp_path):
     nlp, models = pipeline()
-    optimizer = TorchOptimizer(AdamW(), 0.01)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.01)
     steps(optimizer, models[:1], 2)
     optimizer.to_disk(tmp_path / "state")
     models[0].layers[0].shims[0]._model.cuda()
-    other = TorchOptimizer(AdamW(), 0.01)
-    other.initialize(nlp)
+    other = optimizer_for(nlp, AdamW(), 0.01)
     other.from_disk(tmp_path / "state")
     state = other.torch_optimizers["algorithm"].state[models[0].layers[0].shims[0]._model.pooler.weight]
     assert state["exp_avg"].is_cuda
@@ -230,8 +226,7 @@ OTHERS = {
 def test_state_of_another_algorithm_is_refused(name, on_growth):
     nlp, _, optimizer = begun(AdamW(), 2)
     algorithm, message = OTHERS[name]
-    other = TorchOptimizer(algorithm())
-    other.initialize(nlp)
+    other = optimizer_for(nlp, algorithm())
     with pytest.raises(StateError, match=message):
         other.load_state_dict(optimizer.state_dict(), on_growth=on_growth)
     assert not any(other.nr_update.values())
@@ -242,10 +237,8 @@ def test_state_of_sgd_just_before_its_momentum_begins():
 
     def begun():
         numpy.random.seed(0)
-        nlp = toy_pipeline(["tagger"], shared=False)
-        nlp.get_pipe("tagger").model = Linear(3, 4).initialize()
-        optimizer = TorchOptimizer(SGD(momentum=[0.0, 0.0, 0.9, 0.9, 0.0, 0.9, 0.9]), 0.1)
-        optimizer.initialize(nlp)
+        nlp = pipeline_of(tagger=Linear(3, 4).initialize())
+        optimizer = optimizer_for(nlp, SGD(momentum=[0.0, 0.0, 0.9, 0.9, 0.0, 0.9, 0.9]), 0.1)
         return nlp, optimizer
 
     def update(nlp, optimizer, step):
@@ -368,8 +361,7 @@ def test_state_is_loaded_whole_or_not_at_all(state_to_damage, data):
         for param, _ in slots(model):
             with torch.no_grad():
                 param[...] = 0.1  # what was loaded before may have made it NaN
-    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
     steps(optimizer, models, 1)
     with scaler_on(models):
         before = bits(optimizer.state_dict())
@@ -391,8 +383,7 @@ def test_state_is_loaded_in_the_middle_of_a_training(state_to_damage):
     """Where params of a frozen block take no gradients."""
     nlp, models, saved = state_to_damage
     shim = models[0].layers[0].shims[0]
-    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
     frozen = [param for name, param in shim._model.named_parameters() if name.startswith("layer.0.")]
     with optimizer.training():
         assert frozen and not any(param.requires_grad for param in frozen)

@@ -70,10 +70,10 @@ def test_files_come_back_as_they_were(tree):
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        path = files.Path(folder) / "state"
+        path = files.Path(folder) / "new" / "one" / "state"
         write_folder(path, tree)
         assert same_tree(read_folder(path), tree)
-        assert os.listdir(folder) == ["state"]
+        assert os.listdir(path.parent) == ["state"]
 
 
 def test_files_take_tensors_that_share_memory(tmp_path):
@@ -201,6 +201,13 @@ def test_files_leave_the_old_one_whole_when_writing_fails(step, tmp_path, monkey
     assert os.listdir(tmp_path) == ["state"]
 
 
+@pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
+def can_exchange(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    return request.param
+
+
 KILLED = """
 import sys, torch
 from pathlib import Path
@@ -259,11 +266,8 @@ def killed(write, monkeypatch, *, at):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
-@pytest.mark.parametrize("can_exchange", [True, False], ids=["exchange", "two renames"])
 def test_replacing_is_all_or_nothing_at_any_moment(can_exchange, monkeypatch, tmp_path):
     """A folder with one file, killed before each change of a name, one after the other."""
-    if not can_exchange:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
 
     def write(text):
         with replacing(tmp_path / "folder") as unfinished:
@@ -305,10 +309,7 @@ def test_replacing_keeps_links_and_permissions_of_files(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "kept", "link", "to folder"]
 
 
-@pytest.mark.parametrize("can_exchange", [True, False], ids=["exchange", "two renames"])
-def test_replacing_takes_no_file_for_a_folder(can_exchange, monkeypatch, tmp_path):
-    if not can_exchange:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+def test_replacing_takes_no_file_for_a_folder(can_exchange, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "precious").write_text("old")
     (tmp_path / "file").write_text("old")
@@ -321,11 +322,8 @@ def test_replacing_takes_no_file_for_a_folder(can_exchange, monkeypatch, tmp_pat
 
 
 @needs_unix
-@pytest.mark.parametrize("can_exchange", [True, False], ids=["exchange", "two renames"])
-def test_replacing_keeps_the_permissions_of_folders(can_exchange, monkeypatch, tmp_path):
+def test_replacing_keeps_the_permissions_of_folders(can_exchange, tmp_path):
     """Nobody else can read the new content before it has them."""
-    if not can_exchange:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     folder = tmp_path / "folder"
     write_folder(folder, {"a": 1})
     usual = folder.stat().st_mode & 0o777
@@ -341,10 +339,11 @@ def test_replacing_keeps_the_permissions_of_folders(can_exchange, monkeypatch, t
 
 
 def test_replacing_on_a_drive_that_does_not_sync_folders(monkeypatch, tmp_path):
-    original = os.fsync
+    original, is_there = os.fsync, []
 
     def fsync(file):
         if stat.S_ISDIR(os.fstat(file).st_mode):
+            is_there.append((tmp_path / "model").exists())
             raise OSError(errno.EINVAL, "Invalid argument")  # as SMB's
         original(file)
 
@@ -352,13 +351,39 @@ def test_replacing_on_a_drive_that_does_not_sync_folders(monkeypatch, tmp_path):
     with replacing(tmp_path / "model") as unfinished:
         unfinished.mkdir()
         (unfinished / "file").write_text("whole")
+    assert (tmp_path / "model" / "file").read_text() == "whole" and is_there == [False, True]
+    monkeypatch.setattr(os, "fsync", lambda file: os.read(-1, 1))
+    with pytest.raises(OSError, match="Bad file"):
+        write_text(tmp_path / "model" / "file", "new")
     assert (tmp_path / "model" / "file").read_text() == "whole"
+
+
+def test_replacing_puts_a_folder_back_whose_new_content_can_not_be_moved(monkeypatch, tmp_path):
+    """And one that a killed process has left, before anything is written."""
+    path, rename = tmp_path / "state", files.Path.rename
+    write_folder(path, {"a": 1})
+
+    def fails(self, target):
+        if "new" in str(self.parent):
+            raise OSError("not moved")
+        return rename(self, target)
+
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(files.Path, "rename", fails)
+    with pytest.raises(OSError, match="not moved"):
+        write_folder(path, TREE)
+    assert os.listdir(tmp_path) == ["state"] and read_folder(path) == {"a": 1}
+    rename(path, tmp_path / ".unfinished-old-state-1")
+    (tmp_path / f".unfinished-new-state-{os.getpid()}").mkdir()
+    with pytest.raises(ValueError), replacing(path):
+        raise ValueError
+    assert os.listdir(tmp_path) == ["state"] and read_folder(path) == {"a": 1}
 
 
 def test_clear_leftovers_of_one_name_leaves_others(tmp_path):
     """Also names that look like ours. Version 0.1 wrote the third."""
     for name in (".unfinished-new-a-1", ".unfinished-new-old-a-1", ".unfinished-b-1", ".unfinished-old-a-1"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).touch() if "-b-" in name else (tmp_path / name).mkdir()
     clear_leftovers(tmp_path, "a")
     assert sorted(os.listdir(tmp_path)) == [".unfinished-b-1", ".unfinished-new-old-a-1", "a"]
     clear_leftovers(tmp_path)
@@ -429,6 +454,7 @@ def test_files_keep_the_kinds_of_keys_and_values(tmp_path):
             numpy.arange(6.0).reshape(2, 3),
             numpy.zeros((0, 2), "f"),
             numpy.asfortranarray(numpy.ones((2, 3), "i")),
+            numpy.arange(3)[::-1],
         ],
         "bytes": b"\x00\xff",
     }

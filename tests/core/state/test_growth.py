@@ -11,21 +11,13 @@ import torch
 from spacy.training import Example
 from thinc.api import Linear, PyTorchWrapper, chain
 
-from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, create
 from thinc_torchopt.core.errors import ConfigError, GrowthWarning, StateError
 from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.rates.new_params import Warmup
 from thinc_torchopt.core.state.files import read_folder
 
-from ...models import (
-    backprop,
-    params_of,
-    ready_pipeline,
-    same,
-    toy_examples,
-    toy_pipeline,
-)
+from ...models import backprop, optimizer_for, params_of, pipeline_of, ready_pipeline, same, toy_examples, toy_pipeline
 from ..labels.test_add_labels import moments
 
 BOW = {
@@ -51,8 +43,7 @@ def trained(component, **settings):
         nlp.add_pipe(component, config=BOW)
     examples = toy_examples(nlp, 8)
     nlp.initialize(lambda: examples)
-    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, **settings)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.01, use_averages=True, **settings)
     for _ in range(5):
         nlp.update(examples, sgd=optimizer)
     return nlp, examples, optimizer
@@ -108,8 +99,7 @@ def test_growth_of_flat_weights_is_by_rows(loaded, tmp_path):
     optimizer.to_disk(tmp_path / "state")
     nlp.get_pipe("textcat").add_label("NEW")
     if loaded:
-        optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-        optimizer.initialize(nlp)
+        optimizer = optimizer_for(nlp, AdamW(), 0.01, use_averages=True)
         optimizer.from_disk(tmp_path / "state", on_growth="mean")
     else:
         optimizer.initialize(nlp)
@@ -171,11 +161,9 @@ class Embeds(torch.nn.Module):
 
 
 def torch_pipeline(algorithm, **settings):
-    nlp = toy_pipeline(["tagger"], shared=False)
-    nlp.get_pipe("tagger").model = model = chain(PyTorchWrapper(Embeds(4)), Linear(3, 5)).initialize()
-    nlp.rename_pipe("tagger", "trf")
-    optimizer = TorchOptimizer(algorithm, 0.01, grad_clip=0.0, **settings)
-    optimizer.initialize(nlp)
+    model = chain(PyTorchWrapper(Embeds(4)), Linear(3, 5)).initialize()
+    nlp = pipeline_of(trf=model)
+    optimizer = optimizer_for(nlp, algorithm, 0.01, grad_clip=0.0, **settings)
     update(optimizer, model, 3)
     return nlp, model, optimizer
 
@@ -219,8 +207,7 @@ def test_growth_of_a_torch_module(algorithm):
 
 def test_growth_components_come_go_and_change_their_names():
     nlp, examples = ready_pipeline(["tagger", "ner"], n=8)
-    optimizer = TorchOptimizer(AdamW(), 0.01)
-    optimizer.initialize(nlp)
+    optimizer = optimizer_for(nlp, AdamW(), 0.01)
     for _ in range(3):
         nlp.update(examples, sgd=optimizer)
     before = moments(optimizer)
@@ -273,8 +260,7 @@ def test_growth_of_a_run_that_goes_on(tmp_path):
     optimizer.initialize(nlp)
     update(optimizer, model, 4)
     optimizer.to_disk(tmp_path / "state")
-    other = TorchOptimizer(AdamW(), 0.01, grad_clip=0.0, new_params_warmup=10)
-    other.initialize(nlp)
+    other = optimizer_for(nlp, AdamW(), 0.01, grad_clip=0.0, new_params_warmup=10)
     other.from_disk(tmp_path / "state")
     update(other, model, 1)
     assert other.learn_rates["new"] == pytest.approx(Warmup(10).rate(4, 0.001), rel=1e-12)
@@ -287,8 +273,7 @@ def test_growth_between_saving_and_loading(component, on_growth, tmp_path):
     nlp, examples, optimizer = trained(component, on_growth=on_growth)
     optimizer.to_disk(tmp_path / "state")
     nlp.get_pipe(component).add_label("NEW")
-    other = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    other.initialize(nlp)
+    other = optimizer_for(nlp, AdamW(), 0.01, use_averages=True)
     with pytest.raises(
         StateError, match=r"of another shape \(.*, was \(.*labels were added since: then load it with on_growth"
     ):
@@ -330,8 +315,7 @@ def test_growth_of_state_that_cannot_grow():
         optimizer.initialize(nlp)
     updates = {info.name: info.updates for info in optimizer.describe()}
     assert {name for name, n in updates.items() if not n} == {"trf/pytorch/embed/weight"}
-    resumed = TorchOptimizer(create("soap"), 0.01, use_averages=True)
-    resumed.initialize(nlp)
+    resumed = optimizer_for(nlp, create("soap"), 0.01, use_averages=True)
     with pytest.warns(
         GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts without state"
     ):
@@ -352,8 +336,7 @@ def test_growth_of_copied_models_goes_on_too(copies):
         nlp = toy_pipeline(["tagger"], shared=False)
         examples = toy_examples(nlp)
         nlp.initialize(lambda examples=examples: examples)
-        optimizer = TorchOptimizer(AdamW(), 0.01, per_param_lr={"tagger/output_layer/*": 0.02})
-        optimizer.initialize(nlp)
+        optimizer = optimizer_for(nlp, AdamW(), 0.01, per_param_lr={"tagger/output_layer/*": 0.02})
         pipe = nlp.get_pipe("tagger")
         for step in range(6):
             if step == 2 and copied:

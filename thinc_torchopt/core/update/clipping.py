@@ -65,7 +65,10 @@ def grad_norms(grads: Sequence[torch.Tensor]) -> list[float]:
 def _norms_on_cpu(grads: Sequence[torch.Tensor]) -> list[float]:
     norms = []
     for grad in grads:
-        chunks = grad.reshape(-1).to(_wide(grad.dtype)).split(CHUNK)
+        flat = grad.reshape(-1)
+        if flat.dtype.itemsize < 4:
+            flat = flat.float()
+        chunks = flat.split(CHUNK) if flat.numel() > CHUNK else (flat,)  # each call on a tensor takes a microsecond
         norms.append(math.sqrt(sum([torch.dot(chunk, chunk).item() for chunk in chunks])))
     return norms
 
