@@ -126,24 +126,27 @@ def test_threads_of_a_copied_optimizer_do_not_wait_for_the_original():
 
 
 FORK = """
-import os, sys, threading
+import copy, os, signal, threading
 import numpy
 from tests.models import backprop, thinc_model
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
 optimizer, model = TorchOptimizer(AdamW(), 0.001), thinc_model()
+twin = copy.deepcopy(optimizer)
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with optimizer.joint_step():
+    with optimizer.joint_step(), twin.joint_step():
         held.set()
         done.wait()
 
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
 if os.fork() == 0:  # in the middle of another thread's update
+    signal.alarm(30)  # or else it would wait for ever
     optimizer.step_schedules()
+    twin.step_schedules()
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 done.set()
