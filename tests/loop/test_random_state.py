@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 
@@ -61,7 +62,7 @@ def test_random_states_of_a_gpu(gpu, monkeypatch):
 
     def others():
         gpu.torch, gpu.cupy = [torch.zeros(4)], "other"
-        return random.random(), torch.rand(3).tolist()
+        return random.random(), numpy.random.rand(), torch.rand(3).tolist()
 
     with preserved_random():
         assert gpu.cupy == 0
@@ -71,6 +72,9 @@ def test_random_states_of_a_gpu(gpu, monkeypatch):
     assert (torch.equal(gpu.torch[0], kept[0][0]), gpu.cupy) == (True, kept[1]) and others() == drawn
     seed_all(3)
     assert gpu.cupy.startswith("seed ") and gpu.cupy != kept[1]
+    drawn = others()
+    seed_all(3)
+    assert others() == drawn
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert read_random()[2] == []
     monkeypatch.setitem(sys.modules, "cupy", None)  # not installed

@@ -385,9 +385,19 @@ def test_optimizer_samples_cannot_be_clipped_apart_behind_batch_norm():
 # ---------------------------------------------------------------------- construction
 
 
+class Beside(torch.optim.SGD):
+    """Keeps a number of all params together, once one has a gradient."""
+
+    def step(self, closure=None):
+        if self.param_groups[0]["params"][0].grad is not None:
+            self.total = 1.0
+        super().step(closure)
+
+
 @pytest.mark.parametrize(
     "kind, spec, field",
     [
+        ("modules", ("torch-optim", {"optim_cls": Beside}), "it also keeps total"),
         ("modules", ("adam", {"eps": "1e-8"}), "eps"),
         ("modules", ("gaussian-noise", {"seed": 3}), "seed"),
         ("modules", ("torch-optim", {"optim_cls": "os.system"}), "optim_cls"),
@@ -519,6 +529,9 @@ def test_optimizer_labels_tell_modules_apart():
     assert Modular.from_config(params().items(), named.get_config()).get_config() == named.get_config()
     with pytest.raises(ConfigError, match="both have the label"):
         Modular(params().items(), 0.1, modules=[("adam", {"label": "a"}), ("yogi", {"label": "a"})])
+    alike = [Odd({"b_enabled": True}, label="a"), Odd(label="a_b")]
+    with pytest.raises(ConfigError, match="Can't tell the options a_b_enabled apart"):
+        Modular(params().items(), 0.1, modules=alike)
     config = {**named.get_config(), "bogus": 1}
     del config["lr"]
     with pytest.raises(KeyError, match=r"missing: lr; unknown: bogus"):
@@ -664,6 +677,12 @@ class CountsRounds(Module):
 
     def start_round(self, state):
         self.seen.append(len(state))
+
+
+class Odd(CountsRounds):
+    """Its option may have the name of another one's, with the label before it."""
+
+    ranges: ClassVar[dict[str, str]] = {"b_enabled": "flag"}
 
 
 class KeepsRounds(Module):
