@@ -46,7 +46,5 @@ def test_skips_of_several_sessions_are_those_that_none_of_them_ran(tmp_path, cap
         session(tmp_path, reason, TESTS_RAN=str(ran))
     main(ran, "make test-federated")
     assert capsys.readouterr().out.splitlines()[1:] == ["    3  no CUDA device: make test-gpu"]
-    with pytest.raises(
-        SystemExit, match=r"that make test-gpu run these tests, found that none did:\n.*::test_on_a_gpu"
-    ):
+    with pytest.raises(SystemExit, match=r"make test-gpu run these .* none did:\n.*::test_on_a_gpu"):
         main(ran, "make test-gpu")
