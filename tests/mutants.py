@@ -228,11 +228,11 @@ def pytest_configure(config: Any) -> None:
 
 
 def recorded() -> dict[str, list[str]]:
-    """By function, and by file, the tests that call it: first those that call little else."""
+    """By function, and by file, the tests that call it: first those that call little else. "": all."""
     tests: dict[str, list[str]] = {}
     for path in sorted((ROOT / RECORD).glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
         tests |= map(json.loads, path.read_text().splitlines())
-    found = defaultdict(list)
+    found = defaultdict(list, {"": [*tests]} if tests else {})
     for test in sorted(tests, key=lambda test: len(tests[test])):
         for name in dict.fromkeys([*tests[test], *(name.split(":")[0] for name in tests[test])]):
             found[name].append(test)
@@ -282,16 +282,22 @@ def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[st
 
 
 class Order:
-    """A plugin of pytest that runs `tests` alone, files or single ones, and begins with those that tell most of a
-    mutant.
+    """A plugin of pytest that runs `tests` alone, files or single ones, and those in their files that are newer than the
+    record. It begins with those that tell most of a mutant.
     """
 
     def __init__(self, mutant: Mutant, tests: Sequence[str], reached: Mapping[str, Sequence[str]]):
         self._places = {test: place for place, test in enumerate(callers(mutant, reached))}
         self._tests, self._own, self._names = {*tests}, mirror_of(mutant.file), words_of(mutant)
+        self._recorded = {*reached.get("", ())}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = [item for item in items if {item.nodeid, _file_of(item.nodeid)} & self._tests]
+        known = self._recorded
+        items[:] = [
+            item
+            for item in items
+            if {item.nodeid, _file_of(item.nodeid)} & self._tests or (known and item.nodeid not in known)
+        ]
         items.sort(key=self._place)
 
     def _place(self, item: Any) -> tuple[float, bool, int]:

@@ -1,12 +1,13 @@
 """The tool that makes mutants, on a package of one file."""
 
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import srsly
 
 from . import mutants
-from .mutants import EQUIVALENT, PACKAGE, ROOT, Mutator, chosen_tests, copied, drawn, run_tests, survives, wilson
+from .mutants import EQUIVALENT, PACKAGE, ROOT, Mutator, Order, chosen_tests, copied, drawn, run_tests, survives, wilson
 
 SOURCE = '''
 """No 1."""
@@ -122,6 +123,14 @@ def test_mutants_are_killed_survive_or_take_too_long_in_a_copy(project, tmp_path
     (copy / "tests" / "room" / "test_broken.py").write_text("import nothing")
     with pytest.raises(SystemExit, match="can't be collected, with or without one"):
         survives(slow, copy, [["tests/room/test_broken.py"]], 10)
+
+
+def test_mutants_are_tested_by_what_is_newer_than_the_record_too(project):
+    names = [f"tests/room/test_more.py::test_{name}" for name in ("old", "of_another", "new")]
+    items = [SimpleNamespace(nodeid=name, function=test_wilsons_interval) for name in names]
+    mutant, known = drawn("room", 1, 1)[0], {"": names[:2], f"{PACKAGE}/room/top.py": names[:1]}
+    Order(mutant, names[:1], known).pytest_collection_modifyitems(items)
+    assert [item.nodeid for item in items] == [names[0], names[2]]
 
 
 def test_wilsons_interval():
