@@ -282,8 +282,8 @@ def callers(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> Sequence[st
 
 
 class Order:
-    """A plugin of pytest that runs `tests` alone, files or single ones, and those in their files that are newer than the
-    record. It begins with those that tell most of a mutant.
+    """A plugin of pytest that runs `tests` alone, files or single ones, and what is newer than the record in their
+    files. It begins with those that tell most of a mutant.
     """
 
     def __init__(self, mutant: Mutant, tests: Sequence[str], reached: Mapping[str, Sequence[str]]):
