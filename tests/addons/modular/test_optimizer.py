@@ -469,6 +469,11 @@ WIRE = {"field": "delta", "zero": True, "clients": []}
         (AuxVarError, "the names of the clients", lambda make: ScaffoldAuxVar(state=0.0, clients=("a",))),
         (AuxVarError, "'sum' or 'mean', found 'max'", lambda make: ScaffoldAuxVar.aggregate([AUX], "max")),
         (AuxVarError, "a differ in shape, or are missing", lambda make: AUX_OF["a"] + AUX_OF["b"]),
+        (
+            AuxVarError,
+            "a differ in shape, or are missing",
+            lambda make: AUX_OF["a"] + ScaffoldAuxVar(delta={}, clients=("c",)),
+        ),
         (AuxVarError, "expected one kind .*found ScaffoldAuxVar, int", lambda make: aggregate([{"a": AUX}, {"a": 1}])),
         (AuxVarError, "expected one kind .*found int", lambda make: aggregate([{"a": 1}])),
         (AuxVarError, "expected 'state' or 'delta'", lambda make: ScaffoldAuxVar.from_wire({}, {**WIRE, "field": "x"})),
@@ -498,6 +503,11 @@ def test_optimizer_scaffold_counts_the_steps_of_each_param():
         optimizer.step()
     delta = optimizer.collect_aux_var()["scaffold"].delta
     assert all(torch.equal(value, torch.ones(2)) for value in delta.values())
+    optimizer.process_aux_var({"scaffold": ScaffoldAuxVar(state=0.0)})
+    first.grad, second.grad = torch.full((2,), 4.0), torch.full((2,), 5.0)
+    optimizer.step()
+    delta = optimizer.collect_aux_var()["scaffold"].delta  # against the mean of the round before
+    assert [delta[name].tolist() for name in ("first", "second")] == [[3.0, 3.0], [4.0, 4.0]]
 
 
 def test_optimizer_scaffold_counts_clients_of_earlier_rounds():
