@@ -15,8 +15,8 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, Muon
 from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning
 from thinc_torchopt.core.params.pipeline import all_names
 
-from ...conftest import needs_muon
-from ...models import (
+from ..conftest import needs_muon
+from ..models import (
     backprop,
     optimizer_for,
     params_of,

@@ -17,7 +17,7 @@ from thinc_torchopt.core.algorithms.thinc import ThincAdam
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.rates.new_params import Warmup
 
-from ...models import (
+from ..models import (
     backprop,
     mixed_model,
     optimizer_for,
