@@ -223,6 +223,9 @@ def test_learn_rate_checksums_say_what_a_group_is():
     named = build()
     others_sums = {checksum_of(other) for other in others}
     assert len(others_sums | {plain}) == 7
+    if muon := getattr(torch.optim, "Muon", None):  # an option that is a text
+        texts = ("original", "match_rms_adamw")
+        assert len({checksum_of(muon(make_params(2), lr=0.1, adjust_lr_fn=text)) for text in texts}) == 2
     names = dict(zip(named.param_groups[0]["params"], "ab"))
     assert checksum_of(named, param_names=names) not in others_sums | {plain}
     assert checksum_of(build(weight_decay=0.3), moving=("weight_decay",)) == checksum_of(

@@ -81,6 +81,11 @@ def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size, ends):
     assert not ends or [row.texts for row in parts[0][0]] == [3]  # it was stopped
 
 
+def test_learner_has_a_row_of_a_single_text(model, tmp_path):
+    learn(model, write_stream(tmp_path / "stream.jsonl", 1), tmp_path / "out")
+    assert [row["texts"] for row in rows(tmp_path / "out")] == [1]
+
+
 def test_learner_reads_nothing_twice(model, unbroken, tmp_path):
     stream, expected = unbroken
     output = shutil.copytree(expected, tmp_path / "out")
