@@ -115,6 +115,7 @@ def test_try_numbers_are_those_of_trials(folder):
     favoured = [note for note in done["notes"] if note.startswith("In short trials")]
     assert rows["as it is"]["steps"] > 20 and f"by the recipe is --steps {whole}." in favoured[0]
     assert done["winner"] in rows and done["is_decided"]
+    assert [note for note in done["notes"] if "--training.accumulate_gradient: used here, but not written" in note]
 
 
 def test_try_tuned_adam_is_spacys_own(folder):
