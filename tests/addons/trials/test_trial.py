@@ -162,19 +162,20 @@ def test_trial_ends_with_what_is_raised_at_an_evaluation(tmp_path):
 
 
 def test_trial_writes_nothing(tmp_path, monkeypatch):
-    config = load(tmp_path, "controller.cfg", logger={"@loggers": "test_trials.Refuse.v1"})
+    refused = {"logger": {"@loggers": "test_trials.Refuse.v1"}, "before_to_disk": {"@callbacks": "of nobody"}}
+    config = load(tmp_path, "controller.cfg", **refused)
     block = config["training"]["optimizer"]
     assert "controller" in block
     block["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path / "state"), "every": 1}
     block["rollback_after"] = 2
     (folder := tmp_path / "empty").mkdir()
     monkeypatch.chdir(folder)
-    before = contents(tmp_path)
+    before, given_ = contents(tmp_path), config.copy()
     short, notes = shorten(config, 4)
     assert run_trial(short, seed=0).problem is None
     assert contents(tmp_path) == before and not list(folder.iterdir())
     assert "checkpoint" in notes[0] and "controller" in notes[0] and "rollback_after" in notes[0]
-    assert block["checkpoint"]  # the config itself is as it was
+    assert block["checkpoint"] and config == given_  # the config itself is as it was
 
 
 # ---------------------------------------------------------------------- the config
