@@ -12,7 +12,7 @@ from thinc_torchopt.addons.report.runs import facts_of, read_runs
 from thinc_torchopt.core.errors import ConfigError
 
 from ...pictures import drawn, series
-from .kit import Page, losses, needs_matplotlib, row, rows, write
+from .kit import ONE, Page, losses, needs_matplotlib, row, rows, write
 
 # ---------------------------------------------------------------------- files
 
@@ -118,6 +118,15 @@ def test_page_tells_the_first_200_events(tmp_path, n, last):
     *_, (title, headers, table) = _tables(read_runs([write(tmp_path / "log.jsonl", lines)]))
     assert (title, headers) == ("What happened when", ["step", "what happened"])
     assert table[:200] == [[str(step), "gradient spike"] for step in range(1, 201)] and table[-1] == last
+
+
+def test_page_tells_scores_and_rates(tmp_path):
+    """The scores of step 4, and the last rates."""
+    found = {title: (heads, rows) for title, heads, rows in _tables(read_runs([write(tmp_path / "log.jsonl", ONE)]))}
+    scores = [["ents_f", "0.75"], ["ents_p", "1"], ["tag_acc", "0.5"]]
+    assert found["All scores at the best step, from 0 to 1"] == (["score", "value"], scores)
+    rates = [["encoder", "0"], ["default", "0.125"], ["head", "0.25"]]
+    assert found["Learning rates at the last step"] == (["param group", "value"], rates)
 
 
 @needs_matplotlib

@@ -62,6 +62,8 @@ def test_runs_speed_leaves_evaluations_out_if_the_log_tells_them_apart(tmp_path)
     run = only(read_runs([write(tmp_path / "rounded.jsonl", rounded)]))
     assert run.speed == pytest.approx(39 / int(seconds), rel=0.01)
     assert numpy.isfinite(run.speeds()[1]).all()
+    back = [row(step, seconds=step + 0.5, words=words) for step, words in enumerate([0, 8, 4, 12])]
+    assert only(read_runs([write(tmp_path / "back.jsonl", back)])).speed == 8.0  # as after a rollback
 
 
 @pytest.mark.parametrize(
