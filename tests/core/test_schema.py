@@ -156,6 +156,9 @@ def test_parts_that_are_missing_or_unexpected_are_key_errors():
         read(Average, {"norm": 1.0, "x": 2}, WHAT)
     with pytest.raises(StateKeyError, match="expected 'best' to be a dict with nothing, found one with a, b"):
         check_names({"a": 1, "b": 2}, (), WHAT, "best")
+    for n, told in ((10, "f, g, h, i, j"), (11, "f, g, h, i, j, [.]{3}")):
+        with pytest.raises(StateKeyError, match=rf"found one with a, b, c, d, e, {told}[.] It is"):
+            check_names(dict.fromkeys("abcdefghijk"[:n]), (), WHAT, "best")
 
 
 def test_a_state_that_went_through_json_is_read_as_before():
