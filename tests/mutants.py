@@ -8,8 +8,8 @@ A ROOM is a folder or file below thinc_torchopt, such as core/update or loop/che
 fork of this process, which has imported spaCy and torch once, and in a copy of the repository: the files here never
 change. The tests of its file come first (core/x/y.py: tests/core/x/test_y*.py), then those that call its function, the
 most specific ones first. Those are known from `--record`, which runs the tests with `-n 2` and takes twice their time;
-what a test runs in processes of its own is not seen. Without a record, those follow that seem near: of the same folder,
-for example. A mutant that takes longer than --limit has survived.
+what a test runs in threads and processes of its own is not seen. Without a record of it, those follow that seem near:
+of the same folder, for example. A mutant that takes longer than --limit has survived.
 
 Mutants that behave as the package does stand in equivalent_mutants.yaml, each with its reason. They do not count.
 """
@@ -271,7 +271,7 @@ def words_of(mutant: Mutant) -> list[str]:
 def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Those of its file, and, if these pass, others: to collect them takes longer than most mutants live."""
     own = mirror_of(mutant.file)
-    others = [*(callers(mutant, reached) if reached else near(mutant))]
+    others = [*(callers(mutant, reached) or near(mutant))]
     others += [REFERENCE] if mutant.kind == "default" else []
     return [part for part in (own, [test for test in others if _file_of(test) not in own]) if part]
 
