@@ -211,7 +211,7 @@ OF_001 = {
     "a callback receives the updated param": "params_from_a_shim_may_have_any_strides",
     "shims with a store of their own": "write_back_to_shims_with_a_store_of_their_own",
     "one buffer for the gradients of a shim": "reuse_one_buffer_for_a_shim",
-    "gradient scaling": "overflow_skips_the_shim_and_updates_its_scaler",
+    "gradient scaling": "overflow_in_one_pass_skips_the_module",
     "per_param_lr with nested @schedules": lambda: in_steps("lr") == [[0.0, 0.5], [0.1, 0.5], [0.2, 0.5]],
     "schedules for any option": lambda: in_steps("weight_decay") == [[0.0], [0.1], [0.2]],
     "a param of a component": lambda: "tagger/output_layer/W" in trained()[0].params,
