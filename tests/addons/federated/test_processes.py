@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import spacy
 
-from . import needs_flwr  # noqa: F401  isort:skip
+from thinc_torchopt.core.compat import has_flwr
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "federated" / "run.py"
 CLIENTS = {"north", "east", "south"}
 
-pytestmark = pytest.mark.slow
+# Not skipped as a whole: without slow tests it would count as never run.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_flwr, reason="flwr is not installed: make test-federated")]
 
 
 @pytest.fixture
