@@ -55,7 +55,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@$(call pip,--editable '.[dev$(,)optimizers$(,)plot$(,)privacy$(,)tensorboard$(,)tune]')
 	@touch $@
 
-# These have what is in $(VENV), and more: what Flower needs in other versions, and transformers with MiniLM's weights.
+# These have what is in $(VENV), and more: what Flower needs in other versions; transformers, MiniLM's weights and torchao.
 site = $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 define over
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
@@ -121,7 +121,7 @@ test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
 	TESTS_NEED=flwr OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/addons/federated tests/test_docs.py -k "federated or flower or flwr"
 
-test-transformers: $(TRANSFORMERS)/installed  ## Run the tests of transformers with spacy-transformers and MiniLM, and those of torchao (three minutes)
+test-transformers: $(TRANSFORMERS)/installed  ## Run the tests of transformers with spacy-transformers and MiniLM, and of torchao (four minutes)
 	HF_HUB_OFFLINE=1 $(subst $(BIN),$(TRANSFORMERS)/bin,$(PYTEST)) -n 2 --dist worksteal -m "not slow" \
 		tests/addons/fine_tuning tests/addons/recorder tests/addons/teacher tests/cli tests/core/test_drop_ins.py \
 		tests/core/test_wordpieces.py \

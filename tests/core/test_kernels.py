@@ -392,7 +392,7 @@ def test_kernels_list_ops_are_the_public_ops_one_by_one(name, shapes, dtype, num
 @given(SIZES, DTYPES, st.booleans(), st.integers(0, 9))
 @settings(max_examples=40)
 def test_kernels_norms_are_torchs(shapes, dtype, wide, seed):
-    dtype_of_norm = torch.float32 if wide and dtype.itemsize < 4 else None
+    dtype_of_norm = torch.promote_types(dtype, torch.float32) if wide else dtype
     ours = tensors_of(shapes, dtype, seed)
     found = kernels.norms(ours, dtype_of_norm)
     expected = [torch.linalg.vector_norm(tensor, dtype=dtype_of_norm) for tensor in ours]

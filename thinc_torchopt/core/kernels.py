@@ -99,10 +99,8 @@ def differences(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
     return list(torch._foreach_sub(tensors, others)) if tensors else []
 
 
-def norms(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """`torch.linalg.vector_norm(tensor, dtype=dtype)` for each: its 2-norm. dtype (torch.dtype): To compute in.
-    Default: the tensor's.
-    """
+def norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """`torch.linalg.vector_norm(tensor, dtype=dtype)` for each: its 2-norm. dtype (torch.dtype): To compute in."""
     return list(torch._foreach_norm(tensors, 2.0, dtype)) if tensors else []
 
 
