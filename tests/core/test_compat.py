@@ -1,7 +1,9 @@
 """The message of a missing library says how to install it."""
 
+import logging
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
 
 import pytest
 from packaging.requirements import Requirement
@@ -13,15 +15,18 @@ from ..conftest import ROOT
 LIBRARIES = {
     "flwr": ("federated", "check_flwr"),
     "matplotlib": ("plot", "import_figure"),
+    "opacus": ("privacy", "import_opacus_accountants"),
     "optuna": ("tune", "import_optuna"),
     "pytorch_optimizer": ("optimizers", "import_pytorch_optimizer"),
     "tensorboard": ("tensorboard", "import_tensorboard"),
+    "torchao": ("low-bit", "import_torchao_optim"),
 }
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_compat_names_the_versions_of_setup_cfg(library, monkeypatch):
     extra, function = LIBRARIES[library]
+    assert getattr(compat, f"has_{library}") == (find_spec(library) is not None)
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     monkeypatch.setattr(compat, f"has_{library}", False)
@@ -38,3 +43,19 @@ def test_compat_in_a_clone_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(compat, "has_matplotlib", False)
     with pytest.raises(ImportError, match="pip install 'matplotlib'"):
         compat.import_figure()
+
+
+def test_compat_opacus_adds_no_handler_to_pythons_logger(monkeypatch):
+    """It does so when it is imported, and each of our lines would come twice."""
+    imported, handler = [], logging.NullHandler()
+
+    def import_module(name):
+        if not imported:
+            logging.root.addHandler(handler)
+        imported.append(name)
+        return name
+
+    monkeypatch.setattr(compat, "has_opacus", True)
+    monkeypatch.setattr(compat, "import_module", import_module)
+    assert compat.import_opacus_accountants() == "opacus.accountants" and handler not in logging.root.handlers
+    assert imported == ["opacus.accountants.utils", "opacus.accountants"]

@@ -9,6 +9,7 @@ import torch
 from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
+from spacy.ml.staticvectors import StaticVectors
 from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -198,10 +199,9 @@ def test_names_tell_layers_biases_and_norms_of_real_models():
     assert {name.split("/")[2] for name, (layer, _) in layers.items() if layer == 1} == {"1"}
     assert {layer for name, (layer, _) in layers.items() if "embed" in name} == {0}
     assert {depth for _, depth in layers.values()} == {TOK2VEC["depth"]}
-    spared = {found.name.rpartition("/")[2] for found in walked if found.is_bias_or_norm}
-    assert spared == {"b", "G"} and {
-        found.name.rpartition("/")[2] for found in walked if not found.is_bias_or_norm
-    } == {"E", "W"}
+    kinds = {(found.name.rpartition("/")[2], found.is_bias_or_norm, found.is_embedding) for found in walked}
+    assert kinds == {("b", True, False), ("G", True, False), ("E", False, True), ("W", False, False)}
+    assert [found.is_embedding for found in walk(StaticVectors(nO=2, nM=2), "m")] == [True]
 
 
 def test_names_tell_biases_and_norms_of_torch_modules():
@@ -327,6 +327,17 @@ def test_names_tell_layers_of_transformers_by_what_they_are(model, component):
     walked = list(walk(PyTorchWrapper(globals()[model]()), component))
     found = layers_of([param.name for param in walked], {param.name for param in walked if param.is_embedding})
     assert {name: [*found[f"{component}/{name}"]] for name in MODELS[model]} == MODELS[model]
+
+
+def test_names_tell_embeddings_of_torch_modules_by_what_they_are():
+    """Tied ones under all names; of other params, single vectors beside a stack of layers."""
+    tied, table = torch.nn.Linear(4, 9, bias=False), torch.nn.Embedding(9, 4)
+    tied.weight = table.weight
+    shapes = {"token": (1, 1, 4), "positions": (1, 5, 4), "two": (2, 1, 4), "matrix": (1, 4), "scale": (4,)}
+    others = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    module = named(tied=tied, table=table, conv=torch.nn.Conv1d(5, 1, 3), layers=[torch.nn.Linear(4, 4)], **others)
+    found = {param.name for param in walk(PyTorchWrapper(module), "m") if param.is_embedding}
+    assert found == {"m/tied/weight", "m/table/weight", "m/token", "m/positions"}
 
 
 def test_names_tell_matrices_of_biases_from_biases():

@@ -50,8 +50,8 @@ class NamedParam(NamedTuple):
     name: str
     key: Key
     owner: Any  # thinc's node or shim
-    is_bias_or_norm: bool = False
-    is_embedding: bool = False
+    is_bias_or_norm: bool
+    is_embedding: bool
     param: Optional[torch.nn.Parameter] = None  # torch's
 
     @property
