@@ -3,8 +3,10 @@
 import functools
 import gc
 import json
+import sys
 import warnings
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 
 import numpy
 import pytest
@@ -500,6 +502,67 @@ def test_hooks_silence_other_ranks(caplog):
         assert training["logger"]["console_output"] is False
     inform("told")
     assert caplog.messages == ["told"] and training["logger"] is before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_hooks_give_rank_0_alone_an_output(rank, monkeypatch, tmp_path):
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    nlp, found = spacy.blank("xx"), []
+    nlp.config["training"]["optimizer"] = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1"}
+
+    def train(nlp, output_path, **kwargs):
+        assert hooks.end_of_training() is not None and hooks.output_of_training() == output_path
+        logger = nlp.config["training"]["logger"]
+        found.append((output_path, kwargs["stdout"] is sys.stdout, logger.get("console_output") is not False))
+
+    hooks._train(train)(nlp, tmp_path, stdout=sys.stdout)
+    assert found == [(tmp_path, True, True) if rank == 0 else (None, False, False)]
+    assert hooks.end_of_training() is hooks.output_of_training() is None
+
+
+class Writer:
+    def __init__(self, may_clean):
+        self.may_clean, self.calls = may_clean, []
+
+    def open(self, folder):
+        self.calls.append(folder)
+        return self.may_clean
+
+    def to_disk(self, nlp, path):
+        self.calls.append((nlp, path))
+
+
+@pytest.mark.parametrize("may_clean", [True, False])
+def test_hooks_ask_the_writer_of_models_once_and_let_it_write(may_clean, tmp_path):
+    writer, nlp, old = Writer(may_clean), spacy.blank("xx"), tmp_path / "model-best"
+    old.mkdir()
+
+    def train():
+        hooks.tell_output_to(writer)
+        spacy.training.loop.clean_output_dir(tmp_path)
+        assert old.exists() is not may_clean
+        spacy.training.loop.clean_output_dir(tmp_path)  # of another training
+        spacy.training.loop.create_before_to_disk_callback(None)(nlp).to_disk(old)
+
+    copy_context().run(train)
+    assert writer.calls == [tmp_path, (nlp, old)] and not old.exists()
+
+
+def test_hooks_leave_the_precision_to_the_optimizer_that_trains():
+    dtypes = []
+
+    class Seen(torch.nn.Linear):
+        def forward(self, X):
+            dtypes.append(super().forward(X).dtype)
+            return super().forward(X)
+
+    model, rng = PyTorchWrapper(Seen(5, 3)), numpy.random.default_rng(0)
+    for optimizer in (TorchOptimizer(AdamW(), precision="bf16"), thinc.api.Adam()):
+        backprop(model, rng)
+        model.finish_update(optimizer)
+        backprop(model, rng)
+    assert dtypes == [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32]
 
 
 def test_hooks_forget_who_wrote_the_models_of_the_training_before():

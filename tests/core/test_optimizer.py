@@ -7,6 +7,7 @@ import itertools
 import pickle
 import pydoc
 import re
+import sys
 import weakref
 
 import numpy
@@ -25,7 +26,8 @@ from thinc.api import (
 )
 
 import thinc_torchopt
-from thinc_torchopt import Adam, RAdam, TorchOptimizer
+from thinc_torchopt import Adam, Attachment, RAdam, TorchOptimizer
+from thinc_torchopt.core.algorithms.algorithm import Algorithm
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Adagrad, AdamW
 from thinc_torchopt.core.errors import (
     CheckpointWarning,
@@ -51,6 +53,7 @@ from ..models import (
     grads_of,
     mixed_model,
     params_of,
+    pipeline_of,
     pipeline_params,
     ready_pipeline,
     same,
@@ -712,6 +715,51 @@ def test_optimizers_are_silent_where_no_schedule_stands_still(rate):
 
 
 # ---------------------------------------------------------------- settings
+
+
+def test_optimizers_keep_what_a_run_reads():
+    optimizer = plain(ops="fastest", ops_threads=2, allow_untrainable=True, max_rollbacks=5, clip_by="value")
+    assert (optimizer.ops, optimizer.ops_threads, optimizer.allow_untrainable) == ("fastest", 2, True)
+    assert (optimizer.max_rollbacks, optimizer.clip_by, plain(ops="fastest").ops_threads) == (5, "value", 1)
+
+
+class Averages(torch.optim.SGD):
+    """As an algorithm that averages by itself."""
+
+    def eval(self):
+        pass
+
+    train = eval
+
+
+class Refuses(Attachment):
+    def check(self, optimizer):
+        raise ConfigError("Not with these settings.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ops_threads": 2}, "thinc's have one thread"),
+        ({"rollback_after": 1}, "expected checkpoints to go back to"),
+        ({"attachments": {"own": Refuses()}}, "Not with these settings"),
+        ({"algorithm": Algorithm("own", Averages, {})}, "Can't keep averages"),
+    ],
+)
+def test_optimizers_refuse_settings_that_do_not_fit(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        plain(**settings, use_averages=True)
+
+
+@pytest.mark.parametrize("call", ["initialize", "introduce"])
+def test_optimizers_look_at_a_pipeline_before_they_add_its_params(call, monkeypatch):
+    nlp, optimizer, called = pipeline_of(tagger=torch_model()), plain(precision="bf16"), []
+    module = sys.modules[TorchOptimizer.__module__]
+    for owner, name in ((module, "check_versions"), (module, "restore_trees"), (module.hooks, "check_not_put_back")):
+        monkeypatch.setattr(owner, name, lambda *_, name=name: called.append((name, len(optimizer.params))))
+    getattr(optimizer, call)(nlp)
+    expected = ["check_versions", "restore_trees", "check_not_put_back"]
+    assert called == [(name, 0) for name in expected[call == "introduce" :]] and len(optimizer.params) == 6
 
 
 def test_optimizers_schedule_that_turns_bad_is_named():

@@ -315,7 +315,7 @@ def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[.
     def hook_for(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
         def hook(self: spacy.language.Language, *args: Any, **kwargs: Any) -> Optimizer:
             if anew and args and isinstance(kwargs.get("sgd"), _ours):
-                args = (read_once_in_initialize(self, args[0]), *args[1:])
+                args = (read_once_in_initialize(self, args[0]),)
             optimizer = original(self, *args, **kwargs)
             if isinstance(optimizer, _ours):
                 optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]

@@ -10,11 +10,23 @@ from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
 from spacy.ml.staticvectors import StaticVectors
-from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
+from thinc.api import (
+    LayerNorm,
+    Linear,
+    Maxout,
+    Model,
+    PyTorchShim,
+    PyTorchWrapper,
+    Shim,
+    chain,
+    clone,
+    concatenate,
+    residual,
+)
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.core.params.names import Pattern, clean, escape, unescape, walk
+from thinc_torchopt.core.params.names import Pattern, clean, escape, shim_paths, torch_params, unescape, walk
 from thinc_torchopt.core.params.pipeline import all_names
 from thinc_torchopt.core.settings.cascade import layers_of
 
@@ -107,6 +119,24 @@ def test_names_of_any_model_are_unique_lasting_and_complete(spec):
     assert all(ALLOWED.fullmatch(name) and name.startswith("my_pipe_v2/") for name in names)
     count = sum(len(node.param_names) + sum(2 for _ in node.shims) for node in first.walk())
     assert len(names) == count
+
+
+def test_names_of_shims_have_an_index_where_a_node_has_several():
+    """Of torch params, a module in a shim of another kind has none that we know."""
+    shims = [Shim(torch.nn.Linear(2, 2)), PyTorchShim(None)]
+    pair = Model("pair", lambda model, X, is_train: (X, lambda dY: dY), shims=shims)
+    model = chain(Linear(2, 2), PyTorchWrapper(torch.nn.Linear(2, 2)), pair)
+    assert [path for path, _ in shim_paths(model, "m")] == ["m/pytorch", "m/pair/0", "m/pair/1"]
+    assert walk(pair, "m") == []
+
+
+def test_names_of_layers_with_a_ref_have_no_index_unless_they_need_one():
+    parts = [chain(Linear(2, 2), Linear(2, 2)) for _ in range(2)]
+    for part in parts:
+        part.set_ref("output_layer", part.layers[1])
+    names = {param.name for param in walk(chain(*parts), "7") if param.name.endswith("W")}
+    assert names == {"7/0/linear-0/W", "7/output_layer/W", "7/1/linear-0/W", "7/1/output_layer/W"}
+    assert len(walk(chain(parts[0], *parts[0].layers), "7")) == 4  # each layer once
 
 
 def test_names_clean():
@@ -335,9 +365,12 @@ def test_names_tell_embeddings_of_torch_modules_by_what_they_are():
     tied.weight = table.weight
     shapes = {"token": (1, 1, 4), "positions": (1, 5, 4), "two": (2, 1, 4), "matrix": (1, 4), "scale": (4,)}
     others = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
-    module = named(tied=tied, table=table, conv=torch.nn.Conv1d(5, 1, 3), layers=[torch.nn.Linear(4, 4)], **others)
-    found = {param.name for param in walk(PyTorchWrapper(module), "m") if param.is_embedding}
+    model = PyTorchWrapper(
+        named(tied=tied, table=table, conv=torch.nn.Conv1d(5, 1, 3), layers=[torch.nn.Linear(4, 4)], **others)
+    )
+    found = {param.name for param in walk(model, "m") if param.is_embedding}
     assert found == {"m/tied/weight", "m/table/weight", "m/token", "m/positions"}
+    assert len(dict(torch_params(model.shims[0]))) == len(walk(model, "m")) - 1  # each once
 
 
 def test_names_tell_matrices_of_biases_from_biases():
