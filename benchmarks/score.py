@@ -252,6 +252,8 @@ class Tuning:
         training["eval_frequency"] = self.steps // EVALUATIONS
         if not self.own_batches:
             training["batcher"] = recipe["batcher"]
+            if "thinc-torchopt" in training["batcher"]["@batchers"]:
+                batches_by_words(training)  # those by wordpieces need our optimizer
         training["optimizer"] |= {
             "use_averages": self.averages,
             "learn_rate": {

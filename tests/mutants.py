@@ -53,7 +53,9 @@ PAIRS = ["Lt LtE", "Gt GtE", "Eq NotEq", "Is IsNot", "In NotIn", "And Or", "Add 
 PAIRS += [" ".join(reversed(pair.split())) for pair in PAIRS] + ["FloorDiv Mult", "Mod Mult", "Pow Mult"]
 SWAPS = {getattr(ast, one): getattr(ast, two) for one, two in map(str.split, PAIRS)}
 MESSAGES = ("warn", "warning", "info", "inform", "debug", "error", "print")
-ADDING = ("append", "extend")
+# Methods of collections; what a statement may name.
+CHANGING = ("append", "extend", "add", "update", "clear", "remove", "discard")
+PLACES = (ast.Name, ast.Attribute, ast.Subscript)
 # Of files with tests that import from a package, or have a word of a mutant.
 FEW = 15
 # Fields of a node.
@@ -175,14 +177,19 @@ def _is_simple(node: ast.AST) -> bool:
 
 def _depend(one: Any, two: Any) -> bool:
     """Whether their order may matter: not that of two that each change something which the other one does not name."""
-    texts, targets = [ast.unparse(one), ast.unparse(two)], [_changed_by(one), _changed_by(two)]
-    return not all(targets) or any(ast.unparse(found) in text for text, of in zip(texts, targets[::-1]) for found in of)
+    changed = _changed_by(one), _changed_by(two)
+    named = [{ast.unparse(found) for found in ast.walk(node) if isinstance(found, PLACES)} for node in (two, one)]
+    return not all(changed) or any({*map(ast.unparse, found)} & names for found, names in zip(changed, named))
 
 
 def _changed_by(node: Any) -> list[ast.AST]:
-    """What it assigns to, or the list to which it adds. Empty: not known."""
-    is_adding = isinstance(node, ast.Expr) and getattr(getattr(node.value, "func", None), "attr", "") in ADDING
-    return [node.value.func.value] if is_adding else getattr(node, "targets", [])
+    """What it assigns to, or the collection that it changes. Empty: not known."""
+    if isinstance(node, ast.Expr):
+        method = getattr(node.value, "func", None)
+        return [method.value] if isinstance(method, ast.Attribute) and method.attr in CHANGING else []
+    targets = getattr(node, "targets", None) or [node.target]
+    parts = [part for target in targets for part in getattr(target, "elts", [target])]
+    return [part.value if isinstance(part, (ast.Subscript, ast.Starred)) else part for part in parts]
 
 
 def _is_removable(node: ast.AST) -> bool:

@@ -78,6 +78,15 @@ def test_mutants_are_small_mistakes_and_no_docstrings_messages_or_annotations():
     assert not [mutant for mutant in found if "other" in mutant.new and mutant.kind == "swapped statements"]
 
 
+@pytest.mark.parametrize("one", ["a = 1", "a, b = 1, 2", "a[0] = 1", "a += 1", "a.update(b)", "self.a = 1"])
+def test_mutants_swap_statements_whose_order_may_matter(one):
+    place = "self.a" if "self" in one else "a"
+    for other, is_swapped in ((f"c = {place}", True), ("c += c", False), ("c.add(c)", False), ("call(c)", True)):
+        for source in (f"if c:\n    {one}\n    {other}\n", f"if c:\n    {other}\n    {one}\n"):
+            found = Mutator("pkg.py", source.encode()).mutants()
+            assert ("swapped statements" in [mutant.kind for mutant in found]) == is_swapped, source
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A repository with a package of one file, and its test."""

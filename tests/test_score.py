@@ -133,6 +133,16 @@ def test_score_tunes_one_setting_after_the_other(score, numbers):
     assert len(tried) <= 8
 
 
+def test_score_tunes_with_batches_of_spacy(score):
+    """Those by wordpieces need our optimizer. 1.25 wordpieces in a word."""
+    batcher = {"@batchers": "thinc-torchopt.batch_by_padded_pieces.v1", "size": 625}
+    recipe = {"batcher": batcher, "max_steps": 600, "optimizer": {"learn_rate": {"warmup_ratio": 0.1}}}
+    config = {"training": {"optimizer": {}}}
+    score.Tuning(2e-5, 600).edit(config, {"training": recipe})
+    found = config["training"]["batcher"]
+    assert (found["@batchers"], found["size"]) == ("spacy.batch_by_padded.v1", 500)
+
+
 def test_score_runs_what_is_missing_alone(score, tmp_path):
     """All runs of `tune` are in the file, so no process is started."""
     path = tmp_path / "score.jsonl"
