@@ -322,21 +322,6 @@ def by_name(optimizer):
 # ---------------------------------------------------------------------- other features
 
 
-def test_masters_with_groups_and_freezing():
-    groups = {"biases": {"params": ["*/bias"], "lr_scale": 0.0}, "top": {"params": ["*/upper/*"], "freeze": True}}
-    nlp, examples, module, sgd = begun(rate=0.01, param_groups=groups)
-    before = {name: param.detach().clone() for name, param in module.named_parameters()}
-    for _ in range(3):
-        nlp.update(examples, sgd=sgd)
-    moved = {name for name, param in module.named_parameters() if not torch.equal(param, before[name])}
-    assert moved == {"lower.weight", "norm.weight"}
-    sgd.unfreeze(["*/upper/*"])
-    for _ in range(3):
-        nlp.update(examples, sgd=sgd)
-    assert not torch.equal(module.upper.weight, before["upper.weight"])
-    assert all(torch.equal(p.tensor.to(p.in_model.dtype), p.in_model) for p in by_name(sgd).values())
-
-
 @pytest.mark.parametrize("by_settings", [False, True])
 def test_masters_are_of_trained_params_only(by_settings):
     """A frozen param has no copy of itself. When it is trained it gets one, and small updates add up again."""
