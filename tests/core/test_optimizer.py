@@ -751,6 +751,49 @@ def test_optimizers_refuse_settings_that_do_not_fit(settings, message):
         plain(**settings, use_averages=True)
 
 
+class Named(Attachment):
+    def __init__(self):
+        self.pipelines = []
+
+    def named(self, optimizer, nlp, exclude):
+        self.pipelines.append(nlp)
+
+
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
+def test_optimizers_begin_anew_with_another_pipeline_alone():
+    """One that does not fit is refused before anything changes."""
+    first, second, third = (pipeline_of(**{name: torch_model()}) for name in ("tagger", "tagger", "other"))
+    groups, named = {"tags": {"params": ["tagger/*"], "lr_scale": 0.5}}, Named()
+    optimizer = plain(param_groups=groups, attachments={"own": named})
+    for nlp in (first, second):
+        optimizer.initialize(nlp)
+        assert optimizer.bad_updates_in_a_row == 0
+        for scale in (1.0, numpy.nan):
+            backprop(nlp.get_pipe("tagger").model, numpy.random.default_rng(0), scale=scale)
+            nlp.get_pipe("tagger").model.finish_update(optimizer)
+        optimizer.initialize(nlp)
+        assert (set(optimizer.nr_update.values()), optimizer.bad_updates_in_a_row) == ({1}, 1)
+        assert set(optimizer.learn_rates) == {"tags"}
+    with pytest.raises(ConfigError, match="'tagger/"):
+        optimizer.initialize(third)
+    assert optimizer.knows(second) and named.pipelines == [first, first, second, second]
+    assert optimizer.skipped_updates == 2  # these are of the optimizer
+
+
+def test_optimizers_prepare_the_modules_of_a_pipeline():
+    """They have its precision, and a bad update undoes buffers also after a pass that is not thinc's."""
+    model, seen = PyTorchWrapper(module := torch.nn.BatchNorm1d(5)), []
+    module.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    optimizer = plain(precision="bf16")
+    optimizer.initialize(pipeline_of(tagger=model))
+    module(torch.full((4, 5), numpy.nan)).sum().backward()
+    with pytest.warns(NonFiniteGradWarning):
+        model.finish_update(optimizer)
+    assert module.running_mean.isfinite().all()
+    model.begin_update(numpy.ones((4, 5), dtype="f"))
+    assert seen == [False, True]
+
+
 @pytest.mark.parametrize("call", ["initialize", "introduce"])
 def test_optimizers_look_at_a_pipeline_before_they_add_its_params(call, monkeypatch):
     nlp, optimizer, called = pipeline_of(tagger=torch_model()), plain(precision="bf16"), []

@@ -12,12 +12,11 @@ from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, Muon
-from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning
+from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.params.pipeline import all_names
 
 from ..conftest import needs_muon
 from ..models import (
-    backprop,
     optimizer_for,
     params_of,
     pipeline_of,
@@ -206,21 +205,6 @@ def test_param_table_patterns_do_not_apply_to_params_of_an_earlier_pipeline(patt
     else:
         first.update(examples, sgd=optimizer)
     assert same(before, params_of(first.get_pipe("tagger").model)) == raises
-
-
-def test_param_table_bad_updates_of_another_pipeline_do_not_count():
-    optimizer = TorchOptimizer(AdamW(), 0.01, max_nonfinite=2)
-    for _ in range(3):
-        model = Linear(3, 5).initialize()
-        nlp = pipeline_of(tagger=model)
-        optimizer.initialize(nlp)
-        backprop(model, numpy.random.default_rng(0), scale=numpy.nan)
-        if optimizer.skipped_updates:
-            model.finish_update(optimizer)
-        else:
-            with pytest.warns(NonFiniteGradWarning):
-                model.finish_update(optimizer)
-    assert optimizer.skipped_updates == 3 and optimizer.bad_updates_in_a_row == 1
 
 
 def test_param_table_an_id_that_is_used_again_is_another_param():
