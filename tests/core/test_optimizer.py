@@ -9,6 +9,7 @@ import pydoc
 import re
 import sys
 import weakref
+from contextlib import nullcontext
 
 import numpy
 import pytest
@@ -32,6 +33,7 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, Adagrad, AdamW
 from thinc_torchopt.core.errors import (
     CheckpointWarning,
     ConfigError,
+    ConfigWarning,
     NonFiniteGradError,
     NonFiniteGradWarning,
     ParamError,
@@ -42,6 +44,7 @@ from thinc_torchopt.core.errors import (
     StateError,
 )
 from thinc_torchopt.core.labels import add_labels
+from thinc_torchopt.core.param_table import ParamTable
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_stable_decay
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 from thinc_torchopt.core.schedules.plateau import plateau
@@ -52,6 +55,7 @@ from ..models import (
     backprop,
     grads_of,
     mixed_model,
+    optimizer_for,
     params_of,
     pipeline_of,
     pipeline_params,
@@ -612,6 +616,32 @@ def test_optimizers_averages_can_be_given_up():
     assert optimizer.averages == {} == copy.deepcopy(optimizer).averages
 
 
+def test_optimizers_refuse_an_update_while_averages_are_in_use():
+    model, optimizer = thinc_model(), plain(use_averages=True)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    node = model.layers[0]
+    with model.use_params(optimizer.averages):
+        backprop(model, numpy.random.default_rng(0))
+        for update in (
+            lambda: model.finish_update(optimizer),
+            lambda: optimizer((node.id, "W"), node.get_param("W"), node.get_grad("W")),
+        ):
+            with pytest.raises(ParamError, match="averages"):
+                update()
+
+
+def test_optimizers_follow_a_component_that_was_renamed():
+    nlp = pipeline_of(tagger=torch_model())
+    optimizer = optimizer_for(nlp, AdamW())
+    for old, new, step in (("tagger", "a", nullcontext), ("a", "b", optimizer.joint_step)):
+        nlp.rename_pipe(old, new)
+        backprop(nlp.get_pipe(new).model, numpy.random.default_rng(0))
+        with step():
+            nlp.get_pipe(new).finish_update(optimizer)
+        assert {name.partition("/")[0] for name in optimizer.params} == {new}
+
+
 # ---------------------------------------------------------------- gradients that are not finite
 
 
@@ -751,20 +781,23 @@ def test_optimizers_refuse_settings_that_do_not_fit(settings, message):
         plain(**settings, use_averages=True)
 
 
-class Named(Attachment):
+class Told(Attachment):
     def __init__(self):
-        self.pipelines = []
+        self.pipelines, self.updates = [], 0
 
     def named(self, optimizer, nlp, exclude):
         self.pipelines.append(nlp)
+
+    def check_update(self, optimizer):
+        self.updates += 1
 
 
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
 def test_optimizers_begin_anew_with_another_pipeline_alone():
     """One that does not fit is refused before anything changes."""
     first, second, third = (pipeline_of(**{name: torch_model()}) for name in ("tagger", "tagger", "other"))
-    groups, named = {"tags": {"params": ["tagger/*"], "lr_scale": 0.5}}, Named()
-    optimizer = plain(param_groups=groups, attachments={"own": named})
+    groups, told = {"tags": {"params": ["tagger/*"], "lr_scale": 0.5}}, Told()
+    optimizer = plain(param_groups=groups, attachments={"own": told})
     for nlp in (first, second):
         optimizer.initialize(nlp)
         assert optimizer.bad_updates_in_a_row == 0
@@ -776,8 +809,13 @@ def test_optimizers_begin_anew_with_another_pipeline_alone():
         assert set(optimizer.learn_rates) == {"tags"}
     with pytest.raises(ConfigError, match="'tagger/"):
         optimizer.initialize(third)
-    assert optimizer.knows(second) and named.pipelines == [first, first, second, second]
+    assert optimizer.knows(second) and (told.pipelines, told.updates) == ([first, first, second, second], 4)
     assert optimizer.skipped_updates == 2  # these are of the optimizer
+    other = plain(param_groups=groups)
+    other.introduce(third)
+    backprop(third.get_pipe("other").model, numpy.random.default_rng(0))
+    with pytest.raises(ConfigError, match="'tagger/"):
+        third.get_pipe("other").model.finish_update(other)
 
 
 def test_optimizers_prepare_the_modules_of_a_pipeline():
@@ -794,21 +832,34 @@ def test_optimizers_prepare_the_modules_of_a_pipeline():
     assert seen == [False, True]
 
 
-@pytest.mark.parametrize("call", ["initialize", "introduce"])
-def test_optimizers_look_at_a_pipeline_before_they_add_its_params(call, monkeypatch):
-    nlp, optimizer, called = pipeline_of(tagger=torch_model()), plain(precision="bf16"), []
+def test_optimizers_look_at_a_pipeline_before_and_after_they_add_its_params(monkeypatch):
+    nlp, optimizer, called = pipeline_of(tagger=torch_model()), plain(master_weights=True), []
     module = sys.modules[TorchOptimizer.__module__]
-    for owner, name in ((module, "check_versions"), (module, "restore_trees"), (module.hooks, "check_not_put_back")):
+    for owner, name in (
+        (module, "check_versions"),
+        (module, "restore_trees"),
+        (module.hooks, "check_not_put_back"),
+        (ParamTable, "lift_labels"),
+        (module, "check_precision"),
+    ):
         monkeypatch.setattr(owner, name, lambda *_, name=name: called.append((name, len(optimizer.params))))
-    getattr(optimizer, call)(nlp)
-    expected = ["check_versions", "restore_trees", "check_not_put_back"]
-    assert called == [(name, 0) for name in expected[call == "introduce" :]] and len(optimizer.params) == 6
+    optimizer.introduce(nlp)
+    assert called == [("restore_trees", 0), ("check_not_put_back", 0)]
+    called.clear()
+    with pytest.warns(ConfigWarning, match="master_weights"):
+        optimizer.initialize(nlp)
+    again = [("check_versions", 6), ("restore_trees", 6), ("check_not_put_back", 6), ("lift_labels", 6)]
+    assert called == [*again, ("check_precision", 6)]
+    optimizer.initialize(nlp)
+    assert called[5:] == again
 
 
 def test_optimizers_schedule_that_turns_bad_is_named():
     optimizer = TorchOptimizer(AdamW(), [0.1, -0.1])
     with pytest.raises(ConfigError, match=r"'learn_rate'.*-0\.1"):
         optimizer.step_schedules()
+    with pytest.raises(ScheduleError, match="total_steps"):
+        plain(learn_rate=our_warmup_linear(0.1, 3))((0, "W"), numpy.ones(2, "f"), numpy.ones(2, "f"))
 
 
 def test_optimizers_refuse_an_empty_pipeline():
