@@ -601,6 +601,8 @@ def test_optimizers_check_each_part_of_a_state():
         for load in (optimizer.load_state_dict, optimizer.check_state_dict):
             with pytest.raises(StateError):
                 load({**good, part: bad})
+            with pytest.raises(StateError, match="version"):
+                load({"version": 99})  # of whatever form
     optimizer.averages = None
     optimizer.check_state_dict(good)  # of that difference only loading warns
 
@@ -860,6 +862,14 @@ def test_optimizers_schedule_that_turns_bad_is_named():
         optimizer.step_schedules()
     with pytest.raises(ScheduleError, match="total_steps"):
         plain(learn_rate=our_warmup_linear(0.1, 3))((0, "W"), numpy.ones(2, "f"), numpy.ones(2, "f"))
+
+
+def test_optimizers_train_frozen_params_from_their_step_on():
+    groups = {"late": {"params": ["tagger/*"], "unfreeze_at": 1}}
+    optimizer = optimizer_for(pipeline_of(tagger=torch_model()), AdamW(), param_groups=groups)
+    assert not optimizer.trained_params
+    optimizer.step_schedules()
+    assert len(optimizer.trained_params) == 6
 
 
 def test_optimizers_refuse_an_empty_pipeline():
