@@ -25,7 +25,7 @@ from thinc_torchopt.core import hooks, replaced
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.averages.averages import AveragedParams
 from thinc_torchopt.core.averages.settings import EMA
-from thinc_torchopt.core.errors import ConfigError, DistributedError, HostWarning
+from thinc_torchopt.core.errors import ConfigError, DistributedError, HostWarning, NonFiniteGradWarning
 from thinc_torchopt.core.log import inform
 
 from ..conftest import CONFIGS
@@ -309,6 +309,18 @@ def shares_memory(optimizer, *models):
     }
     found = {param.data_ptr() for param in optimizer.params.values()}
     return bool(found) and found <= held
+
+
+def test_hooks_save_buffers_before_the_first_pass_since_an_update():
+    model, optimizer = model_with_buffers(), TorchOptimizer(AdamW())
+    steps_of(model, optimizer, 1)
+    norm = model.layers[1].shims[0]._model.norm
+    norm.running_mean.fill_(5.0)  # other code loads a model
+    backprop(model, numpy.random.default_rng(0))
+    model.layers[0].get_grad("W")[:] = numpy.nan
+    with pytest.warns(NonFiniteGradWarning):
+        model.finish_update(optimizer)
+    assert (norm.running_mean == 5.0).all()
 
 
 @pytest.mark.parametrize("raising", [False, True])

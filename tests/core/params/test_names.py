@@ -206,22 +206,6 @@ def test_names_patterns_are_globs_and_regular_expressions_and_name_what_matches_
         Pattern("re:(", "[here]")
 
 
-def test_names_tell_the_layer():
-    bert = [f"trf/encoder/layer/{i}/output/dense/weight" for i in range(12)]
-    others = [
-        "trf/embeddings/word_embeddings/weight",
-        "trf/embeddings/LayerNorm/bias",
-        "trf/pooler/dense/weight",
-        "ner/lower/W",
-    ]
-    found = layers_of([*bert, *others])
-    assert [found[name] for name in bert] == [(i, 12) for i in range(12)]
-    assert [found.get(name) for name in others] == [(0, 12), (0, 12), (12, 12), None]
-    # Of two numbered stacks the one with more params holds the layers; a head with two numbered parts is above them.
-    head = ["trf/classifier/0/weight", "trf/classifier/2/weight"]
-    assert [layers_of([*bert, *head])[name] for name in head] == [(12, 12), (12, 12)]
-
-
 def test_names_tell_layers_biases_and_norms_of_real_models():
     nlp, _ = ready_pipeline(["tagger"])
     walked = [*walk(nlp.get_pipe("tok2vec").model, "tok2vec"), *walk(nlp.get_pipe("tagger").model, "tagger")]
