@@ -1,6 +1,5 @@
 """The message of a missing library says how to install it."""
 
-import logging
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
@@ -43,19 +42,3 @@ def test_compat_in_a_clone_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(compat, "has_matplotlib", False)
     with pytest.raises(ImportError, match="pip install 'matplotlib'"):
         compat.import_figure()
-
-
-def test_compat_opacus_adds_no_handler_to_pythons_logger(monkeypatch):
-    """It does so when it is imported, and each of our lines would come twice."""
-    imported, handler = [], logging.NullHandler()
-
-    def import_module(name):
-        if not imported:
-            logging.root.addHandler(handler)
-        imported.append(name)
-        return name
-
-    monkeypatch.setattr(compat, "has_opacus", True)
-    monkeypatch.setattr(compat, "import_module", import_module)
-    assert compat.import_opacus_accountants() == "opacus.accountants" and handler not in logging.root.handlers
-    assert imported == ["opacus.accountants.utils", "opacus.accountants"]

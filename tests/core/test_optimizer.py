@@ -10,6 +10,7 @@ import re
 import sys
 import weakref
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -217,17 +218,6 @@ def test_optimizers_take_any_memory_layout(make):
     assert numpy.array_equal(model.get_param("W"), param.detach().numpy())
 
 
-def test_optimizers_gradient_of_another_dtype():
-    model = Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": numpy.ones((2, 2), dtype="f")})
-    optimizer = plain(SGD(), 0.5)
-    for _ in range(2):
-        model.set_grad("W", numpy.ones((2, 2), dtype="f8"))
-        grad = model.get_grad("W")
-        model.finish_update(optimizer)
-        assert not grad.any() and grad.dtype == "f8"
-    assert numpy.array_equal(model.get_param("W"), numpy.zeros((2, 2), dtype="f"))
-
-
 # ---------------------------------------------------------------- when the update happens
 
 
@@ -378,21 +368,6 @@ def test_optimizers_copied_torch_layers_have_averages_of_their_own():
             found = params_of(model)
         expected = [averages_in(optimizer).tensor_of(id(param)) for param in model.shims[0]._model.parameters()]
         assert same(found, expected)
-
-
-def test_optimizers_callback_param_whose_store_changes_in_place():
-    optimizer, store = plain(SGD(), 1.0), numpy.zeros(2, dtype="f")
-
-    def update():
-        optimizer.set_grad(
-            store, numpy.ones(2, dtype="f"), lambda values: store.__setitem__(slice(None), values), key="store"
-        )
-        optimizer.step()
-
-    update()
-    store[:] = 100
-    update()
-    assert (store == 99).all()
 
 
 def test_optimizers_refuse_to_write_to_a_read_only_array():
@@ -618,21 +593,6 @@ def test_optimizers_averages_can_be_given_up():
     assert optimizer.averages == {} == copy.deepcopy(optimizer).averages
 
 
-def test_optimizers_refuse_an_update_while_averages_are_in_use():
-    model, optimizer = thinc_model(), plain(use_averages=True)
-    backprop(model, numpy.random.default_rng(0))
-    model.finish_update(optimizer)
-    node = model.layers[0]
-    with model.use_params(optimizer.averages):
-        backprop(model, numpy.random.default_rng(0))
-        for update in (
-            lambda: model.finish_update(optimizer),
-            lambda: optimizer((node.id, "W"), node.get_param("W"), node.get_grad("W")),
-        ):
-            with pytest.raises(ParamError, match="averages"):
-                update()
-
-
 def test_optimizers_follow_a_component_that_was_renamed():
     nlp = pipeline_of(tagger=torch_model())
     optimizer = optimizer_for(nlp, AdamW())
@@ -764,9 +724,10 @@ class Averages(torch.optim.SGD):
     train = eval
 
 
-class Refuses(Attachment):
-    def check(self, optimizer):
-        raise ConfigError("Not with these settings.")
+def attachment(**methods):
+    found = Attachment()
+    vars(found).update(methods)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -774,7 +735,7 @@ class Refuses(Attachment):
     [
         ({"ops_threads": 2}, "thinc's have one thread"),
         ({"rollback_after": 1}, "expected checkpoints to go back to"),
-        ({"attachments": {"own": Refuses()}}, "Not with these settings"),
+        ({"attachments": {"own": attachment(check=Mock(side_effect=ConfigError("Not with these")))}}, "Not with these"),
         ({"algorithm": Algorithm("own", Averages, {})}, "Can't keep averages"),
     ],
 )
@@ -783,22 +744,11 @@ def test_optimizers_refuse_settings_that_do_not_fit(settings, message):
         plain(**settings, use_averages=True)
 
 
-class Told(Attachment):
-    def __init__(self):
-        self.pipelines, self.updates = [], 0
-
-    def named(self, optimizer, nlp, exclude):
-        self.pipelines.append(nlp)
-
-    def check_update(self, optimizer):
-        self.updates += 1
-
-
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
 def test_optimizers_begin_anew_with_another_pipeline_alone():
     """One that does not fit is refused before anything changes."""
     first, second, third = (pipeline_of(**{name: torch_model()}) for name in ("tagger", "tagger", "other"))
-    groups, told = {"tags": {"params": ["tagger/*"], "lr_scale": 0.5}}, Told()
+    groups, told = {"tags": {"params": ["tagger/*"], "lr_scale": 0.5}}, attachment(named=Mock())
     optimizer = plain(param_groups=groups, attachments={"own": told})
     for nlp in (first, second):
         optimizer.initialize(nlp)
@@ -811,27 +761,14 @@ def test_optimizers_begin_anew_with_another_pipeline_alone():
         assert set(optimizer.learn_rates) == {"tags"}
     with pytest.raises(ConfigError, match="'tagger/"):
         optimizer.initialize(third)
-    assert optimizer.knows(second) and (told.pipelines, told.updates) == ([first, first, second, second], 4)
+    assert optimizer.knows(second)
+    assert [called.args[1] for called in told.named.call_args_list] == [first, first, second, second]
     assert optimizer.skipped_updates == 2  # these are of the optimizer
     other = plain(param_groups=groups)
     other.introduce(third)
     backprop(third.get_pipe("other").model, numpy.random.default_rng(0))
     with pytest.raises(ConfigError, match="'tagger/"):
         third.get_pipe("other").model.finish_update(other)
-
-
-def test_optimizers_prepare_the_modules_of_a_pipeline():
-    """They have its precision, and a bad update undoes buffers also after a pass that is not thinc's."""
-    model, seen = PyTorchWrapper(module := torch.nn.BatchNorm1d(5)), []
-    module.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
-    optimizer = plain(precision="bf16")
-    optimizer.initialize(pipeline_of(tagger=model))
-    module(torch.full((4, 5), numpy.nan)).sum().backward()
-    with pytest.warns(NonFiniteGradWarning):
-        model.finish_update(optimizer)
-    assert module.running_mean.isfinite().all()
-    model.begin_update(numpy.ones((4, 5), dtype="f"))
-    assert seen == [False, True]
 
 
 def test_optimizers_look_at_a_pipeline_before_and_after_they_add_its_params(monkeypatch):
@@ -848,7 +785,7 @@ def test_optimizers_look_at_a_pipeline_before_and_after_they_add_its_params(monk
     optimizer.introduce(nlp)
     assert called == [("restore_trees", 0), ("check_not_put_back", 0)]
     called.clear()
-    with pytest.warns(ConfigWarning, match="master_weights"):
+    with pytest.warns(ConfigWarning, match="no effect: expected params of bfloat16 or float16, found 6 of float32"):
         optimizer.initialize(nlp)
     again = [("check_versions", 6), ("restore_trees", 6), ("check_not_put_back", 6), ("lift_labels", 6)]
     assert called == [*again, ("check_precision", 6)]

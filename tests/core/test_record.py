@@ -69,12 +69,6 @@ def test_digest_is_of_words_and_annotations(change):
     assert digest(example) != digest(Example(Doc(nlp.vocab, words=["Anna", "likes"]), example.reference))
 
 
-def test_digest_is_of_labels_of_a_text_without_spans():
-    plain, labelled = (Doc(spacy.blank("xx").vocab, words=["a"]) for _ in range(2))
-    labelled.cats["RED"] = 1.0
-    assert digest(Example(plain, plain)) != digest(Example(plain, labelled))
-
-
 ADDED = st.tuples(
     st.sampled_from(["ner", "tagger"]), st.integers(0, 5), st.lists(st.floats(0, 9, width=32), min_size=2, max_size=2)
 )

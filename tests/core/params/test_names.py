@@ -218,20 +218,6 @@ def test_names_tell_layers_biases_and_norms_of_real_models():
     assert [found.is_embedding for found in walk(StaticVectors(nO=2, nM=2), "m")] == [True]
 
 
-def test_names_tell_biases_and_norms_of_torch_modules():
-    module = torch.nn.Sequential(
-        torch.nn.Linear(4, 4),
-        torch.nn.LayerNorm(4),
-        torch.nn.BatchNorm1d(4),
-        torch.nn.LSTM(4, 4),
-        torch.nn.MultiheadAttention(4, 2),
-    )
-    spared = {found.name for found in walk(PyTorchWrapper(module), "m") if found.is_bias_or_norm}
-    expected = {"0/bias", "1/weight", "1/bias", "2/weight", "2/bias", "3/bias_ih_l0", "3/bias_hh_l0"}
-    expected |= {"4/in_proj_bias", "4/out_proj/bias"}
-    assert spared == {f"m/{name}" for name in expected}
-
-
 class Twice(torch.nn.Module):
     def forward(self, values):
         return values * 2
@@ -239,7 +225,8 @@ class Twice(torch.nn.Module):
 
 def test_names_tell_parametrized_and_pruned_params_by_what_they_are():
     plain = [torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Embedding(4, 4)]
-    module = torch.nn.Sequential(*plain, torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+    others = [torch.nn.BatchNorm1d(4), torch.nn.LSTM(4, 4), torch.nn.MultiheadAttention(4, 2)]
+    module = torch.nn.Sequential(*plain, torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4), *others)
     for layer, name in ((0, "bias"), (0, "weight"), (1, "weight"), (2, "weight")):
         parametrize.register_parametrization(module[layer], name, Twice())
     for layer, name in ((3, "bias"), (3, "weight"), (4, "weight")):
@@ -247,7 +234,8 @@ def test_names_tell_parametrized_and_pruned_params_by_what_they_are():
     parametrizations.weight_norm(module[5])
     walked = walk(PyTorchWrapper(module), "m")
     expected = {"0/parametrizations/bias/original", "1/parametrizations/weight/original", "1/bias"}
-    expected |= {"3/bias_orig", "4/weight_orig", "4/bias", "5/bias"}
+    expected |= {"3/bias_orig", "4/weight_orig", "4/bias", "5/bias", "6/weight", "6/bias"}
+    expected |= {"7/bias_ih_l0", "7/bias_hh_l0", "8/in_proj_bias", "8/out_proj/bias"}
     assert {found.name for found in walked if found.is_bias_or_norm} == {f"m/{name}" for name in expected}
     assert [found.name for found in walked if found.is_embedding] == ["m/2/parametrizations/weight/original"]
 
