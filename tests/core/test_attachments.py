@@ -38,10 +38,6 @@ class Pull(Attachment):
 
     strength: float = 0.5
 
-    def check(self, optimizer):
-        if optimizer.precision != "float32":
-            raise ConfigError("Can't pull in this precision.")
-
     def prepare(self, nlp):
         node = nlp.get_pipe("parser").model
         if "pulled" not in node.param_names:
@@ -285,11 +281,6 @@ def test_attachment_that_asks_for_nothing_changes_nothing():
     ready_pipeline(["tagger"], shared=False, sgd=optimizer)
     assert len(optimizer.torch_optimizers["algorithm"].param_groups) == 1
     assert optimizer.remembers_scores == [] and not Attachment.decides_alike
-
-
-def test_attachment_checks_settings():
-    with pytest.raises(ConfigError, match="Can't pull in this precision"):
-        TorchOptimizer(AdamW(), precision="bf16", attachments={"pull": Pull()})
 
 
 @pytest.mark.parametrize("is_introduced", [True, False])

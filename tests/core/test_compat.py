@@ -2,6 +2,7 @@
 
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
 
 import pytest
 from packaging.requirements import Requirement
@@ -13,15 +14,18 @@ from ..conftest import ROOT
 LIBRARIES = {
     "flwr": ("federated", "check_flwr"),
     "matplotlib": ("plot", "import_figure"),
+    "opacus": ("privacy", "import_opacus_accountants"),
     "optuna": ("tune", "import_optuna"),
     "pytorch_optimizer": ("optimizers", "import_pytorch_optimizer"),
     "tensorboard": ("tensorboard", "import_tensorboard"),
+    "torchao": ("low-bit", "import_torchao_optim"),
 }
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_compat_names_the_versions_of_setup_cfg(library, monkeypatch):
     extra, function = LIBRARIES[library]
+    assert getattr(compat, f"has_{library}") == (find_spec(library) is not None)
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     monkeypatch.setattr(compat, f"has_{library}", False)

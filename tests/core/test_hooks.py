@@ -3,8 +3,11 @@
 import functools
 import gc
 import json
+import sys
 import warnings
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from unittest.mock import Mock, call
 
 import numpy
 import pytest
@@ -106,16 +109,6 @@ def test_hooks_leave_an_unknown_version_alone(monkeypatch, host):
         hooks.install(TorchOptimizer)
     assert len(warned) == 1
     assert (thinc.model.Model.finish_update is original) == (host == "thinc")
-
-
-def test_hooks_leave_a_changed_signature_alone(monkeypatch):
-    def finish_update(self, optimizer, scale):
-        pass
-
-    monkeypatch.setattr(thinc.model.Model, "finish_update", finish_update)
-    with pytest.warns(HostWarning, match=r"found finish_update\(self optimizer scale\)"):
-        hooks.install(TorchOptimizer)
-    assert thinc.model.Model.finish_update is finish_update
 
 
 def plain_hooks(monkeypatch):
@@ -500,6 +493,40 @@ def test_hooks_silence_other_ranks(caplog):
         assert training["logger"]["console_output"] is False
     inform("told")
     assert caplog.messages == ["told"] and training["logger"] is before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_hooks_give_rank_0_alone_an_output(rank, monkeypatch, tmp_path):
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    nlp, found = spacy.blank("xx"), []
+    nlp.config["training"]["optimizer"] = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1"}
+
+    def train(nlp, output_path, **kwargs):
+        assert hooks.end_of_training() is not None and hooks.output_of_training() == output_path
+        logger = nlp.config["training"]["logger"]
+        found.append((output_path, kwargs["stdout"] is sys.stdout, logger.get("console_output") is not False))
+
+    hooks._train(train)(nlp, tmp_path, stdout=sys.stdout)
+    assert found == [(tmp_path, True, True) if rank == 0 else (None, False, False)]
+    assert hooks.end_of_training() is hooks.output_of_training() is None
+
+
+@pytest.mark.parametrize("may_clean", [True, False])
+def test_hooks_ask_the_writer_of_models_once_and_let_it_write(may_clean, tmp_path):
+    nlp, old = spacy.blank("xx"), tmp_path / "model-best"
+    writer = Mock(**{"open.return_value": may_clean})
+    old.mkdir()
+
+    def train():
+        hooks.tell_output_to(writer)
+        spacy.training.loop.clean_output_dir(tmp_path)
+        assert old.exists() is not may_clean
+        spacy.training.loop.clean_output_dir(tmp_path)  # of another training
+        spacy.training.loop.create_before_to_disk_callback(None)(nlp).to_disk(old)
+
+    copy_context().run(train)
+    assert writer.mock_calls == [call.open(tmp_path), call.to_disk(nlp, old)] and not old.exists()
 
 
 def test_hooks_forget_who_wrote_the_models_of_the_training_before():

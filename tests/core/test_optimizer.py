@@ -7,7 +7,10 @@ import itertools
 import pickle
 import pydoc
 import re
+import sys
 import weakref
+from contextlib import nullcontext
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -25,11 +28,13 @@ from thinc.api import (
 )
 
 import thinc_torchopt
-from thinc_torchopt import Adam, RAdam, TorchOptimizer
+from thinc_torchopt import Adam, Attachment, RAdam, TorchOptimizer
+from thinc_torchopt.core.algorithms.algorithm import Algorithm
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Adagrad, AdamW
 from thinc_torchopt.core.errors import (
     CheckpointWarning,
     ConfigError,
+    ConfigWarning,
     NonFiniteGradError,
     NonFiniteGradWarning,
     ParamError,
@@ -40,6 +45,7 @@ from thinc_torchopt.core.errors import (
     StateError,
 )
 from thinc_torchopt.core.labels import add_labels
+from thinc_torchopt.core.param_table import ParamTable
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_stable_decay
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 from thinc_torchopt.core.schedules.plateau import plateau
@@ -50,7 +56,9 @@ from ..models import (
     backprop,
     grads_of,
     mixed_model,
+    optimizer_for,
     params_of,
+    pipeline_of,
     pipeline_params,
     ready_pipeline,
     same,
@@ -210,17 +218,6 @@ def test_optimizers_take_any_memory_layout(make):
     assert numpy.array_equal(model.get_param("W"), param.detach().numpy())
 
 
-def test_optimizers_gradient_of_another_dtype():
-    model = Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": numpy.ones((2, 2), dtype="f")})
-    optimizer = plain(SGD(), 0.5)
-    for _ in range(2):
-        model.set_grad("W", numpy.ones((2, 2), dtype="f8"))
-        grad = model.get_grad("W")
-        model.finish_update(optimizer)
-        assert not grad.any() and grad.dtype == "f8"
-    assert numpy.array_equal(model.get_param("W"), numpy.zeros((2, 2), dtype="f"))
-
-
 # ---------------------------------------------------------------- when the update happens
 
 
@@ -371,21 +368,6 @@ def test_optimizers_copied_torch_layers_have_averages_of_their_own():
             found = params_of(model)
         expected = [averages_in(optimizer).tensor_of(id(param)) for param in model.shims[0]._model.parameters()]
         assert same(found, expected)
-
-
-def test_optimizers_callback_param_whose_store_changes_in_place():
-    optimizer, store = plain(SGD(), 1.0), numpy.zeros(2, dtype="f")
-
-    def update():
-        optimizer.set_grad(
-            store, numpy.ones(2, dtype="f"), lambda values: store.__setitem__(slice(None), values), key="store"
-        )
-        optimizer.step()
-
-    update()
-    store[:] = 100
-    update()
-    assert (store == 99).all()
 
 
 def test_optimizers_refuse_to_write_to_a_read_only_array():
@@ -594,6 +576,8 @@ def test_optimizers_check_each_part_of_a_state():
         for load in (optimizer.load_state_dict, optimizer.check_state_dict):
             with pytest.raises(StateError):
                 load({**good, part: bad})
+            with pytest.raises(StateError, match="version"):
+                load({"version": 99})  # of whatever form
     optimizer.averages = None
     optimizer.check_state_dict(good)  # of that difference only loading warns
 
@@ -607,6 +591,17 @@ def test_optimizers_averages_can_be_given_up():
     optimizer.averages = None
     model.finish_update(optimizer)
     assert optimizer.averages == {} == copy.deepcopy(optimizer).averages
+
+
+def test_optimizers_follow_a_component_that_was_renamed():
+    nlp = pipeline_of(tagger=torch_model())
+    optimizer = optimizer_for(nlp, AdamW())
+    for old, new, step in (("tagger", "a", nullcontext), ("a", "b", optimizer.joint_step)):
+        nlp.rename_pipe(old, new)
+        backprop(nlp.get_pipe(new).model, numpy.random.default_rng(0))
+        with step():
+            nlp.get_pipe(new).finish_update(optimizer)
+        assert {name.partition("/")[0] for name in optimizer.params} == {new}
 
 
 # ---------------------------------------------------------------- gradients that are not finite
@@ -714,10 +709,104 @@ def test_optimizers_are_silent_where_no_schedule_stands_still(rate):
 # ---------------------------------------------------------------- settings
 
 
+def test_optimizers_keep_what_a_run_reads():
+    optimizer = plain(ops="fastest", ops_threads=2, allow_untrainable=True, max_rollbacks=5, clip_by="value")
+    assert (optimizer.ops, optimizer.ops_threads, optimizer.allow_untrainable) == ("fastest", 2, True)
+    assert (optimizer.max_rollbacks, optimizer.clip_by, plain(ops="fastest").ops_threads) == (5, "value", 1)
+
+
+class Averages(torch.optim.SGD):
+    """As an algorithm that averages by itself."""
+
+    def eval(self):
+        pass
+
+    train = eval
+
+
+def attachment(**methods):
+    found = Attachment()
+    vars(found).update(methods)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ops_threads": 2}, "thinc's have one thread"),
+        ({"rollback_after": 1}, "expected checkpoints to go back to"),
+        ({"attachments": {"own": attachment(check=Mock(side_effect=ConfigError("Not with these")))}}, "Not with these"),
+        ({"algorithm": Algorithm("own", Averages, {})}, "Can't keep averages"),
+    ],
+)
+def test_optimizers_refuse_settings_that_do_not_fit(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        plain(**settings, use_averages=True)
+
+
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
+def test_optimizers_begin_anew_with_another_pipeline_alone():
+    """One that does not fit is refused before anything changes."""
+    first, second, third = (pipeline_of(**{name: torch_model()}) for name in ("tagger", "tagger", "other"))
+    groups, told = {"tags": {"params": ["tagger/*"], "lr_scale": 0.5}}, attachment(named=Mock())
+    optimizer = plain(param_groups=groups, attachments={"own": told})
+    for nlp in (first, second):
+        optimizer.initialize(nlp)
+        assert optimizer.bad_updates_in_a_row == 0
+        for scale in (1.0, numpy.nan):
+            backprop(nlp.get_pipe("tagger").model, numpy.random.default_rng(0), scale=scale)
+            nlp.get_pipe("tagger").model.finish_update(optimizer)
+        optimizer.initialize(nlp)
+        assert (set(optimizer.nr_update.values()), optimizer.bad_updates_in_a_row) == ({1}, 1)
+        assert set(optimizer.learn_rates) == {"tags"}
+    with pytest.raises(ConfigError, match="'tagger/"):
+        optimizer.initialize(third)
+    assert optimizer.knows(second)
+    assert [called.args[1] for called in told.named.call_args_list] == [first, first, second, second]
+    assert optimizer.skipped_updates == 2  # these are of the optimizer
+    other = plain(param_groups=groups)
+    other.introduce(third)
+    backprop(third.get_pipe("other").model, numpy.random.default_rng(0))
+    with pytest.raises(ConfigError, match="'tagger/"):
+        third.get_pipe("other").model.finish_update(other)
+
+
+def test_optimizers_look_at_a_pipeline_before_and_after_they_add_its_params(monkeypatch):
+    nlp, optimizer, called = pipeline_of(tagger=torch_model()), plain(master_weights=True), []
+    module = sys.modules[TorchOptimizer.__module__]
+    for owner, name in (
+        (module, "check_versions"),
+        (module, "restore_trees"),
+        (module.hooks, "check_not_put_back"),
+        (ParamTable, "lift_labels"),
+        (module, "check_precision"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, name=name: called.append((name, len(optimizer.params))))
+    optimizer.introduce(nlp)
+    assert called == [("restore_trees", 0), ("check_not_put_back", 0)]
+    called.clear()
+    with pytest.warns(ConfigWarning, match="no effect: expected params of bfloat16 or float16, found 6 of float32"):
+        optimizer.initialize(nlp)
+    again = [("check_versions", 6), ("restore_trees", 6), ("check_not_put_back", 6), ("lift_labels", 6)]
+    assert called == [*again, ("check_precision", 6)]
+    optimizer.initialize(nlp)
+    assert called[5:] == again
+
+
 def test_optimizers_schedule_that_turns_bad_is_named():
     optimizer = TorchOptimizer(AdamW(), [0.1, -0.1])
     with pytest.raises(ConfigError, match=r"'learn_rate'.*-0\.1"):
         optimizer.step_schedules()
+    with pytest.raises(ScheduleError, match="total_steps"):
+        plain(learn_rate=our_warmup_linear(0.1, 3))((0, "W"), numpy.ones(2, "f"), numpy.ones(2, "f"))
+
+
+def test_optimizers_train_frozen_params_from_their_step_on():
+    groups = {"late": {"params": ["tagger/*"], "unfreeze_at": 1}}
+    optimizer = optimizer_for(pipeline_of(tagger=torch_model()), AdamW(), param_groups=groups)
+    assert not optimizer.trained_params
+    optimizer.step_schedules()
+    assert len(optimizer.trained_params) == 6
 
 
 def test_optimizers_refuse_an_empty_pipeline():
@@ -745,13 +834,6 @@ def test_optimizers_refuse_a_component_that_was_not_initialized():
 def test_optimizers_refuse_what_is_no_array_of_floats(array):
     with pytest.raises(ParamError, match=r"expected an? (array|tensor) of floats"):
         plain().set_grad(array, array)
-
-
-def test_optimizers_name_a_param_that_is_no_array_of_floats():
-    model = Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": numpy.ones(3, dtype="i4")})
-    model.set_grad("W", numpy.ones(3, dtype="f"))
-    with pytest.raises(ParamError, match=r"param 'layer/W': expected an array of floats, found dtype int32"):
-        model.finish_update(plain())
 
 
 def test_optimizers_name_a_gradient_of_another_shape():

@@ -12,16 +12,14 @@ from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, Muon
-from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning
+from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.params.pipeline import all_names
 
 from ..conftest import needs_muon
 from ..models import (
-    backprop,
     optimizer_for,
     params_of,
     pipeline_of,
-    pipeline_params,
     ready_pipeline,
     same,
     toy_examples,
@@ -156,38 +154,6 @@ def test_param_table_names_follow_layers_that_are_moved(kind, change):
     assert [groups[layer] for layer in sorted(groups)] == [begin, *[("default", 6)] * (len(groups) - 1)]
 
 
-@pytest.mark.parametrize("forget_the_first", [True, False])
-def test_param_table_another_pipeline_inherits_nothing(forget_the_first):
-    """Cross-validation: one optimizer, and a fresh pipeline for each fold. The oracle: an optimizer of its own for the
-    second.
-    """
-
-    def fold(optimizer, nlp):
-        nlp.initialize(lambda: examples, sgd=optimizer)
-        for _ in range(4):
-            nlp.update(examples, sgd=optimizer)
-
-    examples = toy_examples(toy_pipeline(["tagger"]))
-    settings = {"use_averages": True, "spike_factor": 5.0}
-    shared, own = (TorchOptimizer(AdamW(), 0.01, **settings) for _ in range(2))
-    first, second, twin = (toy_pipeline(["tagger"]) for _ in range(3))
-    fold(shared, first)
-    if forget_the_first:
-        del first
-        gc.collect()
-    numpy.random.seed(1)
-    fold(shared, second)
-    numpy.random.seed(1)
-    fold(own, twin)
-    assert sorted(shared.nr_update.values()) == sorted(own.nr_update.values()) and max(shared.nr_update.values()) == 4
-    found, expected = pipeline_params(second), pipeline_params(twin)
-    assert all(same(found[name], expected[name]) for name in expected)
-    with second.use_params(shared.averages), twin.use_params(own.averages):
-        found, expected = pipeline_params(second), pipeline_params(twin)
-        assert all(same(found[name], expected[name]) for name in expected)
-    assert shared.state_dict()["learn_rates"]["step_count"] == own.state_dict()["learn_rates"]["step_count"]
-
-
 @pytest.mark.parametrize("patterns, raises", [({"tagger/*": 0.0}, True), (None, False)])
 def test_param_table_patterns_do_not_apply_to_params_of_an_earlier_pipeline(patterns, raises):
     """Two pipelines take turns with one optimizer. Settings by name would hold for the last one only."""
@@ -206,21 +172,6 @@ def test_param_table_patterns_do_not_apply_to_params_of_an_earlier_pipeline(patt
     else:
         first.update(examples, sgd=optimizer)
     assert same(before, params_of(first.get_pipe("tagger").model)) == raises
-
-
-def test_param_table_bad_updates_of_another_pipeline_do_not_count():
-    optimizer = TorchOptimizer(AdamW(), 0.01, max_nonfinite=2)
-    for _ in range(3):
-        model = Linear(3, 5).initialize()
-        nlp = pipeline_of(tagger=model)
-        optimizer.initialize(nlp)
-        backprop(model, numpy.random.default_rng(0), scale=numpy.nan)
-        if optimizer.skipped_updates:
-            model.finish_update(optimizer)
-        else:
-            with pytest.warns(NonFiniteGradWarning):
-                model.finish_update(optimizer)
-    assert optimizer.skipped_updates == 3 and optimizer.bad_updates_in_a_row == 1
 
 
 def test_param_table_an_id_that_is_used_again_is_another_param():

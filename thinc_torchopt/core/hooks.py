@@ -69,8 +69,8 @@ def install(optimizer_class: type[Optimizer]) -> None:
     """
     global _ours
     _ours = optimizer_class
-    replace(*_THINC)
-    replace(*_SPACY)
+    for host in (_THINC, _SPACY):
+        replace(*host)
 
 
 def replaced_functions() -> list[Replaced]:
@@ -234,24 +234,24 @@ def _is_for_us(nlp: Any) -> bool:
     return isinstance(first_optimizer(nlp), _ours) or names_our_optimizer(nlp.config)
 
 
+# Lets no message of ours pass.
+_NOBODY = logging.Filter("nobody")
+
+
 @contextmanager
 def _silence(nlp: Any) -> Iterator[None]:
     """Inside, a training logs nothing and shows none of our warnings."""
     training = nlp.config["training"]
     logger = training["logger"]
     training["logger"] = {"@loggers": "spacy.ConsoleLogger.v3", "progress_bar": None, "console_output": False}
-    LOGGER.addFilter(_drop)
+    LOGGER.addFilter(_NOBODY)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TorchOptWarning)
             yield
     finally:
         training["logger"] = logger
-        LOGGER.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return False
+        LOGGER.removeFilter(_NOBODY)
 
 
 def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:
@@ -315,7 +315,7 @@ def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[.
     def hook_for(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
         def hook(self: spacy.language.Language, *args: Any, **kwargs: Any) -> Optimizer:
             if anew and args and isinstance(kwargs.get("sgd"), _ours):
-                args = (read_once_in_initialize(self, args[0]), *args[1:])
+                args = (read_once_in_initialize(self, args[0]),)
             optimizer = original(self, *args, **kwargs)
             if isinstance(optimizer, _ours):
                 optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]

@@ -161,7 +161,7 @@ class NotedGrads:
 
     def forget(self) -> None:
         """Drop everything."""
-        self.params.clear()
+        self.params = {}
         self.shims = []
         self._with_store = []
 

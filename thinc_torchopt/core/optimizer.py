@@ -76,7 +76,7 @@ from .types import (
     Precision,
     SkipDecay,
 )
-from .update import JOINT, FrozenGrads, GradGuard, name_of_set, rollback_settings
+from .update import JOINT, FrozenGrads, GradGuard, KeptBuffers, name_of_set, rollback_settings
 
 # thinc's attributes that have the same meaning here. The others are refused, and left out of completion.
 _THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update", "b1", "b2"}
@@ -169,8 +169,7 @@ class TorchOptimizer(Optimizer):
         attachments: Optional[Dict[str, Any]] = {},
         **blocks: Optional[Attachment],
     ):
-        self._lock = RLock()
-        _all.add(self)
+        self._lock = _lock_for(self)
         self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
         self.ops: OpsChoice = OPTIMIZER.choice("ops", ops, get_args(OpsChoice))
         self.ops_threads = check_ops_threads(OPTIMIZER, "ops_threads", ops_threads)
@@ -219,7 +218,7 @@ class TorchOptimizer(Optimizer):
         from this one may have more.
         """
         is_known = name.startswith("_") or name in self.__dict__ or hasattr(TorchOptimizer, name)
-        if not is_known and "_is_built" in self.__dict__ and type(self) is TorchOptimizer:
+        if not is_known and self.__dict__.get("_is_built") and type(self) is TorchOptimizer:
             settings = [setting.name for setting in arguments_of(TorchOptimizer)]
             near = did_you_mean(name, [*settings, *dir(self)], is_setting=True)
             why = (
@@ -237,7 +236,7 @@ class TorchOptimizer(Optimizer):
     def _reset(self) -> None:
         self._is_checked = self._lacks_state = False
         self._noted = NotedGrads()
-        self._step.forget_buffers()
+        self._step.buffers = KeptBuffers()
         self._frozen_grads = FrozenGrads()
         self._trained = self._without_params(self._settings.step_count)
 
@@ -975,11 +974,10 @@ class TorchOptimizer(Optimizer):
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
-        self._lock = RLock()
-        _all.add(self)
         lacks_state = self._lacks_state
         self._reset()
         self._lacks_state = lacks_state
+        self._lock = _lock_for(self)
 
     def _tell_lack_of_state(self) -> None:
         """Warn once if it is a copy of an optimizer that had made updates."""
@@ -1008,6 +1006,7 @@ def _refused(name: str) -> property:
     return property(refuse, refuse, doc=f"{text[:1].upper()}{text[1:]}")
 
 
+hooks.install(TorchOptimizer)
 for _name in _HIDDEN:
     setattr(TorchOptimizer, _name, _refused(_name))
 TorchOptimizer.__init__.__doc__ = TorchOptimizer.__doc__
@@ -1018,9 +1017,13 @@ create_optimizer = signed(
     TorchOptimizer,
     TorchOptimizer.__doc__,
 )
-hooks.install(TorchOptimizer)
 # In a forked process each gets a new lock: the thread that would release the old one does not exist there.
 _all: WeakSet[TorchOptimizer] = WeakSet()
+
+
+def _lock_for(optimizer: TorchOptimizer) -> Any:
+    _all.add(optimizer)
+    return RLock()
 
 
 def _renew_locks() -> None:

@@ -142,7 +142,7 @@ class ParamTable:
             found += self._find(model, saved.keys(), trained=id(model.model) in trained)
         places = {name: place for place, name in enumerate(saved)}
         self._see_all(sorted(found, key=lambda one: places.get(self.names[one.key][0], len(places))))
-        self._released.clear()
+        self._released = {}
         self._saved = {}
         return walked
 
@@ -459,7 +459,7 @@ class ParamTable:
         if changed or new or not self._is_synced:
             outside = [param for param in (*changed, *new) if param.key not in self._names.of_pipeline]
             self._plan.sync(changed, new=new, outside=outside)
-        self._changed.clear()
+        self._changed = []
         self._is_synced = True
 
     def _replace(self, param: Param, source: Any, view: torch.Tensor) -> None:
@@ -619,7 +619,7 @@ class ParamTable:
         if components := self._renamed_components():
             self.pipeline.rename(components)
             self._component_of = {key: components.get(name, name) for key, name in self._component_of.items()}
-            self._changed += self._rename(self._names.rename(components))
+            self._changed = [*self._changed, *self._rename(self._names.rename(components))]
             self._joined = {with_component(name, components): at for name, at in self._joined.items()}
             self._released = {with_component(name, components): left for name, left in self._released.items()}
 

@@ -8,6 +8,7 @@ so it is found again in shuffled batches, in other processes, and in the corpus.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,11 +36,11 @@ Digest = bytes
 def digest(example: Example) -> Digest:
     """A text with its annotations, in 16 bytes."""
     reference = example.reference
-    found = hashlib.blake2b(example.predicted.to_array([ORTH, SPACY]).tobytes(), digest_size=_SIZE)
-    found.update(reference.to_array(_ANNOTATED).tobytes())
     spans = {
         key: [(span.start, span.end, span.label_) for span in spans] for key, spans in sorted(reference.spans.items())
     }
+    found = hashlib.blake2b(example.predicted.to_array([ORTH, SPACY]).tobytes(), digest_size=_SIZE)
+    found.update(reference.to_array(_ANNOTATED).tobytes())
     if reference.cats or spans:
         found.update(repr((sorted(reference.cats.items()), spans)).encode())
     return found.digest()
@@ -148,7 +149,7 @@ class Record:
     @classmethod
     def from_disk(cls, folder: Path) -> Record:
         """RAISES (StateError): The folder of the run has none, or it is damaged."""
-        record = cls(max_tokens=0)
+        record = cls(max_tokens=sys.maxsize)
         record.load_state_dict(read_folder(folder / FOLDER))
         return record
 

@@ -84,10 +84,6 @@ class Step:
         """Settings, for a copy."""
         return Step, (self.guard.anew(), self.clip_by)
 
-    def forget_buffers(self) -> None:
-        """Forget saved buffers, for other params."""
-        self.buffers = KeptBuffers()
-
     def make(
         self,
         params: Sequence[Param],

@@ -57,11 +57,6 @@ def make_model(kind):
     return chain(*(Linear(5, 5) for _ in range(N // 2))).initialize()
 
 
-def pipeline_with(model):
-    nlp = pipeline_of(tagger=model)
-    return nlp
-
-
 def optimizer_of(counts, **settings):
     made = TorchOptimizer(counts.algorithm(), 0.1, **settings)
     counts.pop()  # the trials
@@ -71,7 +66,7 @@ def optimizer_of(counts, **settings):
 @pytest.mark.parametrize("kind", ["torch", "thinc"])
 def test_add_params_builds_once_for_each_group(counts, kind):
     model = make_model(kind)
-    nlp, optimizer = pipeline_with(model), optimizer_of(counts, skip_decay="bias_and_norm")
+    nlp, optimizer = pipeline_of(tagger=model), optimizer_of(counts, skip_decay="bias_and_norm")
     optimizer.initialize(nlp)
     assert counts.pop() == (N, 2, 1)
     assert [len(group["params"]) for group in optimizer.torch_optimizers["algorithm"].param_groups] == [N // 2, N // 2]
@@ -91,7 +86,7 @@ def test_add_params_at_the_first_update_without_a_pipeline(counts, kind):
 
 def test_add_params_when_all_move_grow_are_renamed_thawed_or_go(counts):
     model = make_model("torch")
-    nlp, module = pipeline_with(model), model.shims[0]._model
+    nlp, module = pipeline_of(tagger=model), model.shims[0]._model
     optimizer = optimizer_of(counts, param_groups={"late": {"params": ["*/weight"], "unfreeze_at": 1}})
     optimizer.initialize(nlp)
     assert counts.pop()[2] == 1
@@ -128,7 +123,7 @@ def test_add_params_when_all_move_grow_are_renamed_thawed_or_go(counts):
 
 def test_add_params_loads_all_at_once(counts):
     model = make_model("torch")
-    nlp, optimizer = pipeline_with(model), optimizer_of(counts)
+    nlp, optimizer = pipeline_of(tagger=model), optimizer_of(counts)
     optimizer.initialize(nlp)
     saved = optimizer.state_dict()
     counts.pop()
@@ -162,7 +157,7 @@ def test_add_params_keeps_the_order_of_the_model():
 
 def test_add_params_keeps_state_that_a_class_makes_when_it_is_built():
     model = make_model("torch")
-    nlp = pipeline_with(model)
+    nlp = pipeline_of(tagger=model)
     optimizer = optimizer_for(
         nlp,
         Adagrad(initial_accumulator_value=0.5),
@@ -188,7 +183,7 @@ def refuse_in(model, n):
 
 def test_add_params_is_all_or_nothing_when_a_tensor_is_refused():
     model = make_model("torch")
-    nlp, optimizer = pipeline_with(model), TorchOptimizer(AdamW(), 0.1)
+    nlp, optimizer = pipeline_of(tagger=model), TorchOptimizer(AdamW(), 0.1)
     refuse_in(model, 3)
     with pytest.raises(ParamError, match=r"'tagger/3/weight': expected a tensor without overlapping memory"):
         optimizer.initialize(nlp)
@@ -208,7 +203,7 @@ def test_add_params_is_all_or_nothing_when_the_algorithm_refuses_a_param(counts)
         return torch.optim.AdamW(params, **options)
 
     model = make_model("torch")
-    nlp, optimizer = pipeline_with(model), TorchOptimizer(counts.algorithm(picky), 0.1, skip_decay="bias_and_norm")
+    nlp, optimizer = pipeline_of(tagger=model), TorchOptimizer(counts.algorithm(picky), 0.1, skip_decay="bias_and_norm")
     bad.append(id(model.shims[0]._model[3].bias))
     for _ in range(2):
         with pytest.raises(
@@ -228,5 +223,5 @@ def test_add_params_is_all_or_nothing_when_no_algorithm_takes_a_param():
     object.__setattr__(muon, "fallback", None)
     optimizer = TorchOptimizer(muon, 0.1)
     with pytest.raises(ConfigError, match=r"'tagger/linear-0/b'"):
-        optimizer.initialize(pipeline_with(model))
+        optimizer.initialize(pipeline_of(tagger=model))
     assert optimizer.params == {}

@@ -9,16 +9,16 @@ import pytest
 import spacy
 import torch
 from thinc.api import SGD as ThincSGD
-from thinc.api import Linear, Model, PyTorchWrapper, Softmax, chain, with_array
+from thinc.api import Model, PyTorchWrapper, Softmax, chain, with_array
 
 from thinc_torchopt import Adam, TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, create
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.compat import has_pytorch_optimizer
-from thinc_torchopt.core.errors import ConfigWarning, NonFiniteGradWarning, PrecisionWarning
+from thinc_torchopt.core.errors import PrecisionWarning
 from thinc_torchopt.core.state.files import read_folder
 
-from ...models import TOK2VEC, ready_pipeline, same, toy_examples, toy_pipeline
+from ...models import TOK2VEC, same, toy_examples, toy_pipeline
 from ...peek import params_in
 from ...runs import config_for, digests, run
 from ...spacy_cli import spacy_cli
@@ -212,18 +212,6 @@ def test_masters_of_thinc_arrays():
     assert (numpy.float16(0.98) == W).all()
 
 
-def test_masters_skip_what_is_not_finite():
-    module = InHalf()
-    model, sgd = PyTorchWrapper(module), optimizer(max_nonfinite=5)
-    data = batches(3)
-    step(model, sgd, *data[0])
-    before, masters = tensors(module), masters_of(sgd)
-    with pytest.warns(NonFiniteGradWarning):
-        step(model, sgd, data[1][0], data[1][1] * numpy.float32("nan"))
-    assert same(tensors(module), before) and same(masters_of(sgd), masters)
-    assert all(param.grad is None for param in module.parameters())
-
-
 # ---------------------------------------------------------------------- changes of the model
 
 
@@ -320,21 +308,6 @@ def by_name(optimizer):
 
 
 # ---------------------------------------------------------------------- other features
-
-
-def test_masters_with_groups_and_freezing():
-    groups = {"biases": {"params": ["*/bias"], "lr_scale": 0.0}, "top": {"params": ["*/upper/*"], "freeze": True}}
-    nlp, examples, module, sgd = begun(rate=0.01, param_groups=groups)
-    before = {name: param.detach().clone() for name, param in module.named_parameters()}
-    for _ in range(3):
-        nlp.update(examples, sgd=sgd)
-    moved = {name for name, param in module.named_parameters() if not torch.equal(param, before[name])}
-    assert moved == {"lower.weight", "norm.weight"}
-    sgd.unfreeze(["*/upper/*"])
-    for _ in range(3):
-        nlp.update(examples, sgd=sgd)
-    assert not torch.equal(module.upper.weight, before["upper.weight"])
-    assert all(torch.equal(p.tensor.to(p.in_model.dtype), p.in_model) for p in by_name(sgd).values())
 
 
 @pytest.mark.parametrize("by_settings", [False, True])
@@ -499,13 +472,3 @@ def test_half_precision_without_masters_is_told(sgd, advice):
     with pytest.warns(PrecisionWarning, match=f"trained in bfloat16: .*{advice}"):
         sgd.set_grad(values, torch.ones_like(values), callback=lambda new: None)
     sgd.step()
-
-
-def test_masters_without_half_precision_are_told():
-    nlp, _ = ready_pipeline(("tagger",))
-    sgd = optimizer()
-    with pytest.warns(ConfigWarning, match="no effect: expected params of bfloat16 or float16, found .* of float32"):
-        sgd.initialize(nlp)
-    model = chain(Linear(5, 5), Linear(3, 5))
-    model.initialize()
-    step(model, optimizer(), *batches(1)[0])  # a model of its own is not known before

@@ -9,11 +9,24 @@ import torch
 from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
-from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
+from spacy.ml.staticvectors import StaticVectors
+from thinc.api import (
+    LayerNorm,
+    Linear,
+    Maxout,
+    Model,
+    PyTorchShim,
+    PyTorchWrapper,
+    Shim,
+    chain,
+    clone,
+    concatenate,
+    residual,
+)
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.core.params.names import Pattern, clean, escape, unescape, walk
+from thinc_torchopt.core.params.names import Pattern, clean, escape, shim_paths, torch_params, unescape, walk
 from thinc_torchopt.core.params.pipeline import all_names
 from thinc_torchopt.core.settings.cascade import layers_of
 
@@ -108,6 +121,24 @@ def test_names_of_any_model_are_unique_lasting_and_complete(spec):
     assert len(names) == count
 
 
+def test_names_of_shims_have_an_index_where_a_node_has_several():
+    """Of torch params, a module in a shim of another kind has none that we know."""
+    shims = [Shim(torch.nn.Linear(2, 2)), PyTorchShim(None)]
+    pair = Model("pair", lambda model, X, is_train: (X, lambda dY: dY), shims=shims)
+    model = chain(Linear(2, 2), PyTorchWrapper(torch.nn.Linear(2, 2)), pair)
+    assert [path for path, _ in shim_paths(model, "m")] == ["m/pytorch", "m/pair/0", "m/pair/1"]
+    assert walk(pair, "m") == []
+
+
+def test_names_of_layers_with_a_ref_have_no_index_unless_they_need_one():
+    parts = [chain(Linear(2, 2), Linear(2, 2)) for _ in range(2)]
+    for part in parts:
+        part.set_ref("output_layer", part.layers[1])
+    names = {param.name for param in walk(chain(*parts), "7") if param.name.endswith("W")}
+    assert names == {"7/0/linear-0/W", "7/output_layer/W", "7/1/linear-0/W", "7/1/output_layer/W"}
+    assert len(walk(chain(parts[0], *parts[0].layers), "7")) == 4  # each layer once
+
+
 def test_names_clean():
     assert clean("a.b c:d") == "a_b_c_d" and clean("x-1_y+z") == "x-1_y+z" and clean("") == "_"
 
@@ -175,22 +206,6 @@ def test_names_patterns_are_globs_and_regular_expressions_and_name_what_matches_
         Pattern("re:(", "[here]")
 
 
-def test_names_tell_the_layer():
-    bert = [f"trf/encoder/layer/{i}/output/dense/weight" for i in range(12)]
-    others = [
-        "trf/embeddings/word_embeddings/weight",
-        "trf/embeddings/LayerNorm/bias",
-        "trf/pooler/dense/weight",
-        "ner/lower/W",
-    ]
-    found = layers_of([*bert, *others])
-    assert [found[name] for name in bert] == [(i, 12) for i in range(12)]
-    assert [found.get(name) for name in others] == [(0, 12), (0, 12), (12, 12), None]
-    # Of two numbered stacks the one with more params holds the layers; a head with two numbered parts is above them.
-    head = ["trf/classifier/0/weight", "trf/classifier/2/weight"]
-    assert [layers_of([*bert, *head])[name] for name in head] == [(12, 12), (12, 12)]
-
-
 def test_names_tell_layers_biases_and_norms_of_real_models():
     nlp, _ = ready_pipeline(["tagger"])
     walked = [*walk(nlp.get_pipe("tok2vec").model, "tok2vec"), *walk(nlp.get_pipe("tagger").model, "tagger")]
@@ -198,24 +213,9 @@ def test_names_tell_layers_biases_and_norms_of_real_models():
     assert {name.split("/")[2] for name, (layer, _) in layers.items() if layer == 1} == {"1"}
     assert {layer for name, (layer, _) in layers.items() if "embed" in name} == {0}
     assert {depth for _, depth in layers.values()} == {TOK2VEC["depth"]}
-    spared = {found.name.rpartition("/")[2] for found in walked if found.is_bias_or_norm}
-    assert spared == {"b", "G"} and {
-        found.name.rpartition("/")[2] for found in walked if not found.is_bias_or_norm
-    } == {"E", "W"}
-
-
-def test_names_tell_biases_and_norms_of_torch_modules():
-    module = torch.nn.Sequential(
-        torch.nn.Linear(4, 4),
-        torch.nn.LayerNorm(4),
-        torch.nn.BatchNorm1d(4),
-        torch.nn.LSTM(4, 4),
-        torch.nn.MultiheadAttention(4, 2),
-    )
-    spared = {found.name for found in walk(PyTorchWrapper(module), "m") if found.is_bias_or_norm}
-    expected = {"0/bias", "1/weight", "1/bias", "2/weight", "2/bias", "3/bias_ih_l0", "3/bias_hh_l0"}
-    expected |= {"4/in_proj_bias", "4/out_proj/bias"}
-    assert spared == {f"m/{name}" for name in expected}
+    kinds = {(found.name.rpartition("/")[2], found.is_bias_or_norm, found.is_embedding) for found in walked}
+    assert kinds == {("b", True, False), ("G", True, False), ("E", False, True), ("W", False, False)}
+    assert [found.is_embedding for found in walk(StaticVectors(nO=2, nM=2), "m")] == [True]
 
 
 class Twice(torch.nn.Module):
@@ -225,7 +225,8 @@ class Twice(torch.nn.Module):
 
 def test_names_tell_parametrized_and_pruned_params_by_what_they_are():
     plain = [torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Embedding(4, 4)]
-    module = torch.nn.Sequential(*plain, torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+    others = [torch.nn.BatchNorm1d(4), torch.nn.LSTM(4, 4), torch.nn.MultiheadAttention(4, 2)]
+    module = torch.nn.Sequential(*plain, torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4), *others)
     for layer, name in ((0, "bias"), (0, "weight"), (1, "weight"), (2, "weight")):
         parametrize.register_parametrization(module[layer], name, Twice())
     for layer, name in ((3, "bias"), (3, "weight"), (4, "weight")):
@@ -233,7 +234,8 @@ def test_names_tell_parametrized_and_pruned_params_by_what_they_are():
     parametrizations.weight_norm(module[5])
     walked = walk(PyTorchWrapper(module), "m")
     expected = {"0/parametrizations/bias/original", "1/parametrizations/weight/original", "1/bias"}
-    expected |= {"3/bias_orig", "4/weight_orig", "4/bias", "5/bias"}
+    expected |= {"3/bias_orig", "4/weight_orig", "4/bias", "5/bias", "6/weight", "6/bias"}
+    expected |= {"7/bias_ih_l0", "7/bias_hh_l0", "8/in_proj_bias", "8/out_proj/bias"}
     assert {found.name for found in walked if found.is_bias_or_norm} == {f"m/{name}" for name in expected}
     assert [found.name for found in walked if found.is_embedding] == ["m/2/parametrizations/weight/original"]
 
@@ -325,8 +327,24 @@ MODELS = srsly.read_yaml(Path(__file__).with_name("names.yaml"))["layers"]
 @pytest.mark.parametrize("component", ["trf", "embedder"])
 def test_names_tell_layers_of_transformers_by_what_they_are(model, component):
     walked = list(walk(PyTorchWrapper(globals()[model]()), component))
-    found = layers_of([param.name for param in walked], {param.name for param in walked if param.is_embedding})
+    names = [*(param.name for param in walked), "ner/lower/W"]  # of a component without layers
+    found = layers_of(names, {param.name for param in walked if param.is_embedding})
+    assert "ner/lower/W" not in found
     assert {name: [*found[f"{component}/{name}"]] for name in MODELS[model]} == MODELS[model]
+
+
+def test_names_tell_embeddings_of_torch_modules_by_what_they_are():
+    """Tied ones under all names; of other params, single vectors beside a stack of layers."""
+    tied, table = torch.nn.Linear(4, 9, bias=False), torch.nn.Embedding(9, 4)
+    tied.weight = table.weight
+    shapes = {"token": (1, 1, 4), "positions": (1, 5, 4), "two": (2, 1, 4), "matrix": (1, 4), "scale": (4,)}
+    others = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    model = PyTorchWrapper(
+        named(tied=tied, table=table, conv=torch.nn.Conv1d(5, 1, 3), layers=[torch.nn.Linear(4, 4)], **others)
+    )
+    found = {param.name for param in walk(model, "m") if param.is_embedding}
+    assert found == {"m/tied/weight", "m/table/weight", "m/token", "m/positions"}
+    assert len(dict(torch_params(model.shims[0]))) == len(walk(model, "m")) - 1  # each once
 
 
 def test_names_tell_matrices_of_biases_from_biases():

@@ -182,10 +182,11 @@ def test_autocast_is_inside_thincs_own():
             return self.layer(x)
 
     model = wrapped(Asks())
+    model.shims[0]._model.register_forward_pre_hook(lambda *_: found.append(torch.is_autocast_enabled("cpu")))
     with TorchOptimizer(SGD(), 0.1, precision="bf16").training(), torch.autocast("cpu", enabled=False):
         model.begin_update(X)
         assert not torch.is_autocast_enabled("cpu")
-    assert found == [(True, torch.bfloat16)]
+    assert found == [True, (True, torch.bfloat16)]
 
 
 def test_another_thread_predicts_in_float32_in_the_middle_of_a_pass():
@@ -286,12 +287,15 @@ def test_pipeline_without_torch_is_told_once(precision):
         optimizer.initialize(nlp)
 
 
-def test_emulated_bf16_is_told(monkeypatch):
+def test_emulated_bf16_is_told_and_a_device_without_it_refused(monkeypatch):
     monkeypatch.setattr("thinc_torchopt.core.params.precision.cpu_computes_bf16", lambda: False)
     optimizer = TorchOptimizer(SGD(), 0.1, precision="bf16")
     nlp, _ = pipeline(optimizer)
     with pytest.warns(PrecisionWarning, match="torch emulates it"):
         optimizer.initialize(nlp)
+    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
+    with pytest.raises(ConfigError, match="expected a device on which torch has it, found 'cpu'"):
+        TorchOptimizer(SGD(), 0.1, precision="bf16").initialize(nlp)
 
 
 @pytest.mark.parametrize("has_lstm", [True, False])

@@ -457,7 +457,7 @@ def saved_tensor(array: Any, name: str) -> torch.Tensor:
         return torch.utils.dlpack.from_dlpack(array)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if not array.flags.writeable or min(array.strides, default=0) < 0:
+    if not is_viewable(array):
         array = own_copy(array)
     try:
         return torch.from_numpy(array)

@@ -71,8 +71,7 @@ def _is_alike(param: Param, found: NamedParam) -> bool | None:
         order = order_after(insertions, found.key[1], old.shape, new.shape)  # type: ignore[index]
         new = new if order is None else order.old_first(new)
     common = tuple(slice(min(sizes)) for sizes in zip(old.shape, new.shape))
-    new = new[common]
-    old = old[common].to(new.device, new.dtype)
+    old, new = old[common].to(new.device, new.dtype), new[common]
     if not torch.equal(old, new):
         return False
     return True if old.numel() and bool((old != old.flatten()[0]).any()) else None
