@@ -29,6 +29,7 @@ from ..models import (
     snapshot,
     toy_examples,
     toy_pipeline,
+    treebank,
 )
 from ..peek import as_thincs
 
@@ -98,6 +99,12 @@ def close(ours, theirs, title):
     ours, theirs = torch.as_tensor(ours), torch.as_tensor(theirs)
     difference = (ours - theirs).abs().max().item()
     assert difference <= 1e-5 * theirs.abs().max().item(), f"{title}: differs by {difference}"
+
+
+@needs_corpora
+def test_drop_ins_equal_thinc_on_treebank_gradients():
+    nlp = toy_pipeline(["tagger", "parser"])
+    check_replay(nlp, treebank(nlp, 60), steps=12, settings=SETTINGS)
 
 
 def test_drop_ins_equal_thinc_on_toy_gradients():

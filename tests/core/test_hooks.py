@@ -111,6 +111,16 @@ def test_hooks_leave_an_unknown_version_alone(monkeypatch, host):
     assert (thinc.model.Model.finish_update is original) == (host == "thinc")
 
 
+def test_hooks_leave_a_changed_signature_alone(monkeypatch):
+    def finish_update(self, optimizer, scale):
+        pass
+
+    monkeypatch.setattr(thinc.model.Model, "finish_update", finish_update)
+    with pytest.warns(HostWarning, match=r"found finish_update\(self optimizer scale\)"):
+        hooks.install(TorchOptimizer)
+    assert thinc.model.Model.finish_update is finish_update
+
+
 def plain_hooks(monkeypatch):
     """Take all hooks away for a test."""
     for function, (owner, name) in zip(hooked(), HOOKED):

@@ -20,6 +20,7 @@ from ..models import (
     optimizer_for,
     params_of,
     pipeline_of,
+    pipeline_params,
     ready_pipeline,
     same,
     toy_examples,
@@ -152,6 +153,38 @@ def test_param_table_names_follow_layers_that_are_moved(kind, change):
     groups = {name.split("/")[1]: (info.group, info.updates) for name, info in infos.items()}
     begin = ("first+new", 3) if change == "insert" else ("first", 6)
     assert [groups[layer] for layer in sorted(groups)] == [begin, *[("default", 6)] * (len(groups) - 1)]
+
+
+@pytest.mark.parametrize("forget_the_first", [True, False])
+def test_param_table_another_pipeline_inherits_nothing(forget_the_first):
+    """Cross-validation: one optimizer, and a fresh pipeline for each fold. The oracle: an optimizer of its own for the
+    second.
+    """
+
+    def fold(optimizer, nlp):
+        nlp.initialize(lambda: examples, sgd=optimizer)
+        for _ in range(4):
+            nlp.update(examples, sgd=optimizer)
+
+    examples = toy_examples(toy_pipeline(["tagger"]))
+    settings = {"use_averages": True, "spike_factor": 5.0}
+    shared, own = (TorchOptimizer(AdamW(), 0.01, **settings) for _ in range(2))
+    first, second, twin = (toy_pipeline(["tagger"]) for _ in range(3))
+    fold(shared, first)
+    if forget_the_first:
+        del first
+        gc.collect()
+    numpy.random.seed(1)
+    fold(shared, second)
+    numpy.random.seed(1)
+    fold(own, twin)
+    assert sorted(shared.nr_update.values()) == sorted(own.nr_update.values()) and max(shared.nr_update.values()) == 4
+    found, expected = pipeline_params(second), pipeline_params(twin)
+    assert all(same(found[name], expected[name]) for name in expected)
+    with second.use_params(shared.averages), twin.use_params(own.averages):
+        found, expected = pipeline_params(second), pipeline_params(twin)
+        assert all(same(found[name], expected[name]) for name in expected)
+    assert shared.state_dict()["learn_rates"]["step_count"] == own.state_dict()["learn_rates"]["step_count"]
 
 
 @pytest.mark.parametrize("patterns, raises", [({"tagger/*": 0.0}, True), (None, False)])

@@ -69,8 +69,8 @@ def install(optimizer_class: type[Optimizer]) -> None:
     """
     global _ours
     _ours = optimizer_class
-    for host in (_THINC, _SPACY):
-        replace(*host)
+    replace(*_THINC)
+    replace(*_SPACY)
 
 
 def replaced_functions() -> list[Replaced]:

@@ -619,7 +619,7 @@ class ParamTable:
         if components := self._renamed_components():
             self.pipeline.rename(components)
             self._component_of = {key: components.get(name, name) for key, name in self._component_of.items()}
-            self._changed = [*self._changed, *self._rename(self._names.rename(components))]
+            self._changed += self._rename(self._names.rename(components))
             self._joined = {with_component(name, components): at for name, at in self._joined.items()}
             self._released = {with_component(name, components): left for name, left in self._released.items()}
 

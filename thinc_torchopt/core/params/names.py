@@ -32,7 +32,7 @@ from ..near_misses import did_you_mean, near_misses
 from ..types import Key
 
 _THINC_BIAS = re.compile(r"b(_.*)?")  # thinc: b; layers with several: b_z, b_r
-_TORCH_BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
+_BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
 _PARAMETRIZED = re.compile(r"parametrizations\.([^.]+)\.original\d*\Z")  # torch.nn.utils.parametrize
 
 # Parts of names, parts that a config section can't hold, and what `escape` makes.
@@ -89,14 +89,14 @@ def params_at(places: Iterable[tuple[Model[Any, Any], str]]) -> list[NamedParam]
         for shim in node.shims:
             embeddings = _torch_embeddings(shim)
             for param_name, param in torch_params(shim, remove_duplicate=False):
-                lasting = unique("/".join([path, *map(escape, param_name.split("."))]), taken)
+                name = unique("/".join([path, *map(escape, param_name.split("."))]), taken)
                 is_bias_or_norm = _is_torch_bias_or_norm(module_of(shim), param_name, param)
-                found.append(NamedParam(lasting, id(param), shim, is_bias_or_norm, id(param) in embeddings, param))
+                found.append(NamedParam(name, id(param), shim, is_bias_or_norm, id(param) in embeddings, param))
         for param_name in node.param_names:
-            lasting = unique(f"{path}/{escape(param_name)}", taken)
+            name = unique(f"{path}/{escape(param_name)}", taken)
             is_bias_or_norm = _THINC_BIAS.fullmatch(param_name) is not None or node.name == "layernorm"
             is_embedding = "embed" in node.name or node.name == "static_vectors"
-            found.append(NamedParam(lasting, (node.id, param_name), node, is_bias_or_norm, is_embedding))
+            found.append(NamedParam(name, (node.id, param_name), node, is_bias_or_norm, is_embedding))
     return found
 
 
@@ -127,7 +127,7 @@ def _is_torch_bias_or_norm(module: torch.nn.Module, name: str, param: torch.nn.P
     # Matrices of biases, one for each head and distance, are learned like weights. torch's own biases are (1, 1, width)
     # at most.
     is_matrix = not torch.nn.parameter.is_lazy(param) and sum(size > 1 for size in param.shape) > 1
-    return _TORCH_BIAS.fullmatch(last) is not None and not is_matrix
+    return _BIAS.fullmatch(last) is not None and not is_matrix
 
 
 def _place_in(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
