@@ -8,17 +8,14 @@ import numpy
 import pytest
 import spacy
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from spacy.tokens import Doc
 from spacy.training import Example
-from thinc.api import Linear, Logistic, PyTorchWrapper, Softmax, chain, list2ragged, reduce_mean
+from thinc.api import Linear, PyTorchWrapper, chain, list2ragged, reduce_mean
 
 from thinc_torchopt import Adam, TorchOptimizer, add_labels
 from thinc_torchopt.core.algorithms.torch_classes import Adafactor, AdamW
 from thinc_torchopt.core.averages import EMA
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, GrowthWarning, PipelineError
-from thinc_torchopt.core.labels.output_layer import find_output_layer
 
 from ...forks import python
 from ...models import TOK2VEC, optimizer_for
@@ -223,33 +220,6 @@ def test_add_labels_the_new_label_is_learned(case):
     assert scores[main] > 0.99, scores
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    labels=st.lists(
-        st.text(st.characters(categories=["Lu", "Ll", "Lo"]), min_size=1, max_size=4), min_size=1, max_size=5
-    ),
-    cut=st.integers(0, 5),
-    case=st.sampled_from(["tagger", "ner", "spancat_singlelabel", "textcat-ensemble", "multilabel-cnn2"]),
-)
-def test_add_labels_sets_and_orders(labels, cut, case):
-    """At once, or in two calls, some twice: each label is there once, in the order of its first mention, and old ones
-    are predicted as before.
-    """
-    nlp, name, _ = PIPELINES.setdefault(case, trained(case))
-    nlp = copy_of(nlp, case)
-    before, _ = predicted(nlp)
-    old = list(nlp.get_pipe(name).labels)
-    added = [*add_labels(nlp, name, labels[:cut]), *add_labels(nlp, name, labels[cut:])]
-    assert added == [label for label in dict.fromkeys(labels) if label not in old]
-    found = list(nlp.get_pipe(name).labels)
-    assert found == (sorted([*old, *added]) if name == "ner" else [*old, *added])
-    assert predicted(nlp)[0] == before
-    assert predicted(copy_of(nlp, case)) == predicted(nlp)
-
-
-PIPELINES = {}
-
-
 def copy_of(nlp, case):
     component, config = CASES[case]
     made = spacy.blank("xx")
@@ -359,22 +329,6 @@ def test_add_labels_with_the_optimizers_of_thinc(case, make):
         assert set(sgd.nr_update.values()) == {7}
 
 
-@pytest.mark.parametrize("case", ["tagger", "textcat-ensemble", "spancat_singlelabel"])
-def test_add_labels_gradients_that_wait_are_kept(case):
-    """Those of an update with accumulate_gradient, in which a callback adds labels."""
-    nlp, name, examples = trained(case)
-    nlp.update(examples, sgd=False)
-    model = nlp.get_pipe(name).model
-    before = {node.name: node.get_grad("b").copy() for node in model.walk() if node.has_grad("b")}
-    add_labels(nlp, name, new_labels(case))
-    after = {node.name: node.get_grad("b") for node in model.walk() if node.has_grad("b")}
-    assert before.keys() == after.keys()
-    for key, old in before.items():
-        rows = [0, 1, 4] if case == "spancat_singlelabel" and len(old) == 3 else slice(len(old))
-        assert numpy.array_equal(after[key][rows], old) and after[key].sum() == pytest.approx(old.sum(), abs=1e-5)
-    nlp.update(examples, sgd=nlp.create_optimizer())
-
-
 @pytest.mark.parametrize("case", ["tagger", "textcat-cnn2", "ner"])
 def test_add_labels_rehearsal_goes_on(case):
     """`nlp.rehearse` compares with a copy of the model from when it was resumed."""
@@ -395,11 +349,6 @@ def with_head(head):
     examples = examples_of(nlp, 4)
     nlp.initialize(lambda: examples)
     return nlp
-
-
-def test_add_labels_looks_at_what_follows_the_output_layer():
-    found = find_output_layer(chain(Softmax(4, 3), Linear(2, 4), Logistic()))
-    assert found.is_sigmoid and not found.is_softmax
 
 
 def test_add_labels_refuses_heads_that_it_does_not_know():

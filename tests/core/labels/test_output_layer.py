@@ -5,8 +5,22 @@ import math
 import numpy
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from thinc.api import Linear, Logistic, Maxout, Model, Sigmoid, Softmax, Softmax_v2, SparseLinear, SparseLinear_v2
-from thinc.api import chain, concatenate, residual, softmax_activation, with_array
+from thinc.api import (
+    Linear,
+    Logistic,
+    Maxout,
+    Model,
+    Sigmoid,
+    Softmax,
+    Softmax_v2,
+    SparseLinear,
+    SparseLinear_v2,
+    chain,
+    concatenate,
+    residual,
+    softmax_activation,
+    with_array,
+)
 
 from thinc_torchopt.core.errors import PipelineError
 from thinc_torchopt.core.host import insertions_into, original_refs, set_original_refs
