@@ -5,22 +5,8 @@ import math
 import numpy
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from thinc.api import (
-    Linear,
-    Logistic,
-    Maxout,
-    Model,
-    Sigmoid,
-    Softmax,
-    Softmax_v2,
-    SparseLinear,
-    SparseLinear_v2,
-    chain,
-    concatenate,
-    residual,
-    softmax_activation,
-    with_array,
-)
+from thinc import api
+from thinc.api import Linear, chain
 
 from thinc_torchopt.core.errors import PipelineError
 from thinc_torchopt.core.host import insertions_into, original_refs, set_original_refs
@@ -40,22 +26,22 @@ def layer_of(kind, bias=B):
 
 
 def same():
-    return Model("same", lambda model, X, is_train: (X, lambda dY: dY))
+    return api.Model("same", lambda model, X, is_train: (X, lambda dY: dY))
 
 
 @pytest.mark.parametrize("n_last", [0, 1])
 @pytest.mark.parametrize(
     ("layers", "settings", "bias"),
     [
-        (lambda: [layer_of(Softmax)], {}, MEAN),
-        (lambda: [Maxout(2, 2), layer_of(Softmax_v2), same()], {"is_exclusive": True}, MEAN),
-        (lambda: [layer_of(Linear), same(), softmax_activation()], {}, MEAN),
-        (lambda: [layer_of(Sigmoid)], {}, math.log(0.05 / 0.95)),
-        (lambda: [Softmax(2, 2), layer_of(Linear), Logistic()], {"prior": 0.2}, math.log(0.2 / 0.8)),
-        (lambda: [layer_of(Linear), Logistic()], {"is_exclusive": True}, MEAN),
-        (lambda: [with_array(chain(same(), layer_of(Linear)))], {}, 0.0),
+        (lambda: [layer_of(api.Softmax)], {}, MEAN),
+        (lambda: [api.Maxout(2, 2), layer_of(api.Softmax_v2), same()], {"is_exclusive": True}, MEAN),
+        (lambda: [layer_of(Linear), same(), api.softmax_activation()], {}, MEAN),
+        (lambda: [layer_of(api.Sigmoid)], {}, math.log(0.05 / 0.95)),
+        (lambda: [api.Softmax(2, 2), layer_of(Linear), api.Logistic()], {"prior": 0.2}, math.log(0.2 / 0.8)),
+        (lambda: [layer_of(Linear), api.Logistic()], {"is_exclusive": True}, MEAN),
+        (lambda: [api.with_array(chain(same(), layer_of(Linear)))], {}, 0.0),
         (lambda: [layer_of(Linear)], {"is_exclusive": True}, 0.0),
-        (lambda: [layer_of(SparseLinear_v2), softmax_activation()], {}, MEAN),
+        (lambda: [layer_of(api.SparseLinear_v2), api.softmax_activation()], {}, MEAN),
     ],
 )
 def test_output_layer_begins_new_rows_where_they_do_no_harm(layers, settings, bias, n_last):
@@ -79,13 +65,13 @@ def test_output_layer_begins_new_rows_where_they_do_no_harm(layers, settings, bi
     assert insertions_into(new) == tuple(told * n_last)
 
 
-@pytest.mark.parametrize("kind", [Linear, SparseLinear, SparseLinear_v2])
+@pytest.mark.parametrize("kind", [Linear, api.SparseLinear, api.SparseLinear_v2])
 @pytest.mark.parametrize("is_exclusive", [False, True])
 def test_output_layer_lifts_rows_that_no_training_would(kind, is_exclusive):
     """Rows of SparseLinear.v1 share their cells, which stay."""
-    found = find_output_layer(chain(layer_of(kind, [1.0, -2500.0, -2500.5]), Logistic()))
+    found = find_output_layer(chain(layer_of(kind, [1.0, -2500.0, -2500.5]), api.Logistic()))
     assert lift(found, is_exclusive=is_exclusive) == [2] and lift(found) == []
-    weights = W[2] if kind is SparseLinear else W[:2].mean(axis=0) * is_exclusive
+    weights = W[2] if kind is api.SparseLinear else W[:2].mean(axis=0) * is_exclusive
     assert_array_equal(found.layer.get_param("W").reshape(3, 2), [*W[:2], weights])
     bias = -2499 / 2 - math.log(10) if is_exclusive else math.log(0.05 / 0.95)
     assert_allclose(found.layer.get_param("b"), [1.0, -2500.0, bias], rtol=1e-6)
@@ -99,7 +85,7 @@ def test_output_layer_of_an_ensemble_gets_columns_too():
     weights = numpy.arange(1, 16, dtype="float32").reshape(3, 5)
     upper.set_param("W", weights)
     upper.set_param("b", B.copy())
-    model = chain(concatenate(words, Maxout(2, 2)), upper)
+    model = chain(api.concatenate(words, api.Maxout(2, 2)), upper)
     grow(model, 3, 2)
     new, below = find_output_layer(model).layer, find_output_layer(words).layer
     own = weights.diagonal().mean()
@@ -113,10 +99,10 @@ def test_output_layer_of_an_ensemble_gets_columns_too():
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (chain(Softmax(3, 2), residual(Linear(3, 3))), "its output comes from a layer 'residual"),
-        (concatenate(Linear(3, 2), same()), "its output comes from a layer 'linear|same'"),
+        (chain(api.Softmax(3, 2), api.residual(Linear(3, 3))), "its output comes from a layer 'residual"),
+        (api.concatenate(Linear(3, 2), same()), "its output comes from a layer 'linear|same'"),
         (chain(same(), same()), "its output comes from a layer 'same>>same'"),
-        (chain(Linear(3, 2), Maxout(3, 3)), "its output layer is 'maxout': expected Linear"),
+        (chain(Linear(3, 2), api.Maxout(3, 3)), "its output layer is 'maxout': expected Linear"),
     ],
 )
 def test_output_layer_that_can_not_grow(model, said):

@@ -554,7 +554,6 @@ BAD = [
     *(({"param_groups": {"g": {"params": ["*"], **block}}}, said) for block, said in ROWS["blocks"]),
     ({"param_groups": {"g": 3}}, r"Can't read \[training.optimizer.param_groups.g\]: expected a section"),
     ({"per_param_lr": {"ner/*": "fast"}}, r"'per_param_lr.ner/\*' .*expected a number"),
-    ({"per_param_lr": {"re": "tok2vec/.* = 0.1"}}, AS_KEY.format("per_param_lr")),
     *(({name: {key: 0.1}}, AS_KEY.format(name)) for name in ("per_param_lr", "layer_decay")
       for key in ("[tn]*/W", "#*", '"[t]agger/*"')),
     ({"layer_decay": {"ner/*": 1.5}},
@@ -775,13 +774,6 @@ def test_param_groups_of_an_empty_section_are_none(setting):
     assert optimizer.patterns == [] and TorchOptimizer(SGD(), 0.1, **{setting: {}}).patterns == []
     with pytest.raises(ConfigError, match=rf"'{setting}' in \[training.optimizer\]: expected a section"):
         TorchOptimizer(SGD(), 0.1, **{setting: 0})
-
-
-def test_param_groups_without_patterns_survive_filling(tmp_path):
-    spacy_cli("init", "fill-config", CONFIGS / "cnn.cfg", tmp_path / "filled.cfg")
-    filled = Config().from_disk(tmp_path / "filled.cfg", interpolate=False)["training"]["optimizer"]
-    assert filled["per_param_lr"] is None and filled["layer_decay"] is None and filled["param_groups"] == {}
-    assert spacy.registry.resolve({"optimizer": filled})["optimizer"].patterns == []
 
 
 # ---------------------------------------------------------------------- names of groups

@@ -108,22 +108,6 @@ def test_growth_of_flat_weights_is_by_rows(loaded, tmp_path):
         assert torch.equal(found[:2], old) and torch.equal(found[2], old.mean(0))
 
 
-@pytest.mark.parametrize("component", GROWS)
-@pytest.mark.device
-def test_growth_is_noticed_in_the_next_update(component):
-    """Without a call of optimizer.initialize."""
-    nlp, examples, optimizer = trained(component)
-    before = {info.name: (info.shape, info.updates) for info in optimizer.describe()}
-    nlp.get_pipe(component).add_label("NEW")
-    nlp.update(examples, sgd=optimizer)
-    assert {info.name: info.updates for info in optimizer.describe()} == {
-        name: n + 1 for name, (_, n) in before.items()
-    }
-    assert any(tuple(param.shape) != before[name][0] for name, param in optimizer.params.items())
-    assert len(optimizer.torch_optimizers["algorithm"].state) == len(before)  # nothing of the replaced layers
-    assert optimizer.learn_rates == {"default": 0.01}
-
-
 @pytest.mark.parametrize(("on_growth", "expected"), [("mean", "mean"), ("zero", "zero"), ("reset", "reset")])
 @pytest.mark.device
 def test_growth_fills_new_cells_as_the_setting_says(on_growth, expected):

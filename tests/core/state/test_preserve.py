@@ -259,15 +259,6 @@ def test_fit_param_state_keeps_the_variance_of_centered_rmsprop_above_zero(new):
         assert variance.min() >= 0
 
 
-def test_fit_param_state_never_writes_to_the_old_state():
-    grad_avg = torch.full((4, 3), 0.7)
-    state = {"square_avg": grad_avg.square() * 0.999, "grad_avg": grad_avg, "momentum_buffer": torch.randn(4, 3)}
-    before = copy.deepcopy(state)
-    for shape in [(3, 4), (12,), (4, 3), (5, 4), (2, 2), (6,)]:
-        fit_param_state(torch.optim.RMSprop, state, (4, 3), torch.zeros(shape))
-        assert same_tree(state, before)
-
-
 def test_fit_param_state_follows_the_memory_format_of_the_param():
     """torch's fused steps take the cells of param and state as they lie in memory."""
     old = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
