@@ -68,16 +68,6 @@ def test_a_fault_is_told_with_its_whole_section(path, value, kind, told, config)
     assert type(error).__name__ == kind and told in str(error) and "None" not in str(error)
 
 
-def test_an_optimizer_of_torch_belongs_in_a_block_of_its_own():
-    error = RegistryError("[E893] Could not find function 'torch.AdamW.v1' in function registry 'optimizers'.")
-    for section, config in [
-        ("training", {}),
-        ("pretraining", {"pretraining": {"optimizer": {"@optimizers": "torch.AdamW.v1"}}}),
-    ]:
-        found = plain_error(error, config)
-        assert f"and belongs in a block [{section}.optimizer.algorithm]; [{section}.optimizer] itself" in str(found)
-
-
 def test_hints_that_can_not_be_read_are_left_out():
     """In code of others."""
     block = {"@misc": "hints.v1", "y": 1}

@@ -12,7 +12,7 @@ from spacy.tokens import Doc
 from spacy.training import Example
 from thinc.api import Linear, PyTorchWrapper, chain, list2ragged, reduce_mean
 
-from thinc_torchopt import Adam, TorchOptimizer, add_labels
+from thinc_torchopt import TorchOptimizer, add_labels
 from thinc_torchopt.core.algorithms.torch_classes import Adafactor, AdamW
 from thinc_torchopt.core.averages import EMA
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, GrowthWarning, PipelineError
@@ -312,21 +312,6 @@ def test_add_labels_state_after_growing_twice(tmp_path):
         nlp.update(examples, sgd=optimizer)
     optimizer.from_disk(tmp_path / "state", on_growth="mean")
     assert torch.equal(moments(optimizer)[key]["exp_avg"][[0, 1, 5]], before)
-
-
-@pytest.mark.parametrize("make", [spacy.blank("xx").create_optimizer, lambda: Adam(0.01)], ids=["thinc", "drop-in"])
-@pytest.mark.parametrize("case", ["tagger", "spancat_singlelabel", "textcat-ensemble"])
-def test_add_labels_with_the_optimizers_of_thinc(case, make):
-    """thinc keeps state by the node: that of the larger layer begins anew, and nothing fails. Our drop-in keeps it."""
-    sgd = make()
-    nlp, name, examples = trained(case, 4, sgd)
-    add_labels(nlp, name, new_labels(case))
-    for _ in range(3):
-        nlp.update(examples, sgd=sgd)
-    with nlp.use_params(sgd.averages):
-        predicted(nlp)
-    if isinstance(sgd, TorchOptimizer):
-        assert set(sgd.nr_update.values()) == {7}
 
 
 @pytest.mark.parametrize("case", ["tagger", "textcat-cnn2", "ner"])
