@@ -3,6 +3,8 @@ before, and what it predicts when it is loaded without this package. For states:
 """
 
 import copy
+import math
+import re
 
 import numpy
 import pytest
@@ -16,6 +18,7 @@ from thinc_torchopt import TorchOptimizer, add_labels
 from thinc_torchopt.core.algorithms.torch_classes import Adafactor, AdamW
 from thinc_torchopt.core.averages import EMA
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, GrowthWarning, PipelineError
+from thinc_torchopt.core.labels.add_labels import layer_of_transitions
 
 from ...forks import python
 from ...models import TOK2VEC, optimizer_for
@@ -166,6 +169,31 @@ def test_add_labels_old_predictions_stay(case, tmp_path):
     loaded = spacy.load(tmp_path / "model")
     assert list(loaded.get_pipe(name).labels) == labels and predicted(loaded) == (after, new_cats)
     assert loaded.get_pipe(name).label_data == nlp.get_pipe(name).label_data
+
+
+@pytest.mark.parametrize("case", ["ner", "ner-one-layer", "parser"])
+def test_add_labels_begins_transitions_as_the_mean_of_their_action(case):
+    """With a tenth of its probability."""
+    nlp, name, _ = trained(case, 3)
+    pipe = nlp.get_pipe(name)
+    n = layer_of_transitions(pipe).get_dim("nO")
+    add_labels(nlp, name, ["NEW"])
+    layer, rows = layer_of_transitions(pipe), (lambda weights: weights) if case != "ner-one-layer" else numpy.hstack
+    weights, bias = rows(layer.get_param("W")), layer.get_param("b")
+    actions = [pipe.moves.get_class_name(i).split("-")[0] for i in range(len(bias))]
+    new = {i: [j for j in range(n) if actions[j] == actions[i]] for i in range(n, len(bias))}
+    assert any(map(bool, new.values()))
+    for i, same in new.items():
+        if same:
+            numpy.testing.assert_allclose(bias[i], bias[same].mean(axis=0) - math.log(10), rtol=1e-5)
+            numpy.testing.assert_allclose(weights[i], weights[same].mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_add_labels_begins_below_a_low_threshold():
+    nlp, name, _ = trained("multilabel-cnn2", 1)
+    nlp.get_pipe(name).cfg["threshold"] = 0.02
+    add_labels(nlp, name, ["NEW"])
+    assert nlp(TEXTS[0]).cats["NEW"] == pytest.approx(0.01)
 
 
 def test_add_labels_loads_without_this_package(tmp_path):
@@ -368,8 +396,11 @@ def test_add_labels_refuses_labels_that_a_component_cannot_have():
         add_labels(nlp, "tagger", ["NEW"])
     assert add_labels(nlp, "morphologizer", ["POS=NOUN|Foo=Bar", "Foo=Bar|POS=NOUN"]) == ["Foo=Bar|POS=NOUN"]
     nlp, _, _ = trained("lemmatizer", 1)
-    with pytest.raises(ConfigTypeError, match=r"expected a word and its lemma, such as .*found 'mouse'"):
-        add_labels(nlp, "trainable_lemmatizer", ["mouse"])
+    for wrong in ("mouse", ("mice", ""), ("mice", 3), ("a", "b", "c"), 3):
+        with pytest.raises(
+            ConfigTypeError, match=f"expected a word and its lemma, such as .*found {re.escape(repr(wrong))}"
+        ):
+            add_labels(nlp, "trainable_lemmatizer", [wrong])
 
 
 @pytest.mark.parametrize("case", ["tagger", "textcat-ensemble", "ner", "spancat", "lemmatizer"])
