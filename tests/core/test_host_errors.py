@@ -68,19 +68,6 @@ def test_a_fault_is_told_with_its_whole_section(path, value, kind, told, config)
     assert type(error).__name__ == kind and told in str(error) and "None" not in str(error)
 
 
-def test_hints_that_can_not_be_read_are_left_out():
-    """In code of others."""
-    block = {"@misc": "hints.v1", "y": 1}
-    error = ConfigValidationError(
-        config=block, errors=[{"loc": ["y"], "msg": "unexpected argument"}], title="Config error for 'hints.v1'"
-    )
-    spacy.registry.misc("hints.v1", func=unreadable)
-    assert str(plain_error(error)).endswith("'hints.v1' has no setting 'y'. There are: x.")
-
-
-def unreadable(x: "Nowhere"): ...  # noqa: F821
-
-
 def test_what_can_be_told_better_by_nobody_is_left(config):
     error = RuntimeError("a fault in somebody's code")
     with pytest.raises(RuntimeError) as caught, plain_errors(config):

@@ -322,26 +322,6 @@ def test_add_labels_state_of_old_rows_stays(case, in_one_process, algorithm, tmp
     optimizer.from_disk(tmp_path / "later")
 
 
-def test_add_labels_state_after_growing_twice(tmp_path):
-    """The state was saved before both."""
-    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
-    nlp, name, examples = trained("spancat_singlelabel", 4, optimizer)
-    optimizer.to_disk(tmp_path / "state")
-    key = next(key for key in optimizer.params if key.endswith("/W") and len(optimizer.params[key]) == 3)
-    before = moments(optimizer)[key]["exp_avg"]
-    add_labels(nlp, name, ["ONE"])
-    optimizer.initialize(nlp)
-    nlp.update(examples, sgd=optimizer)
-    add_labels(nlp, name, ["TWO", "THREE"])
-    optimizer.initialize(nlp)
-    average = optimizer.state_dict()["averages"]
-    assert len(average["ages"][key]["taken"]) == 3
-    for _ in range(3):
-        nlp.update(examples, sgd=optimizer)
-    optimizer.from_disk(tmp_path / "state", on_growth="mean")
-    assert torch.equal(moments(optimizer)[key]["exp_avg"][[0, 1, 5]], before)
-
-
 @pytest.mark.parametrize("case", ["tagger", "textcat-cnn2", "ner"])
 def test_add_labels_rehearsal_goes_on(case):
     """`nlp.rehearse` compares with a copy of the model from when it was resumed."""

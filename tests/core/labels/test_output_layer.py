@@ -63,6 +63,8 @@ def test_output_layer_begins_new_rows_where_they_do_no_harm(layers, settings, bi
     assert_array_equal(new.get_grad("b"), [*(B + 1)[:n], 0, 0, *(B + 1)[n:]])
     told = [Insertion("W", 0, 2, 2, len(old.get_param("W"))), Insertion("b", 0, 2, 2, 3)]
     assert insertions_into(new) == tuple(told * n_last)
+    grow(model, n + 2, 1, n_last=n_last, **settings)
+    assert insertions_into(find_output_layer(model).layer)[: 2 * n_last] == insertions_into(new)
 
 
 @pytest.mark.parametrize("kind", [Linear, api.SparseLinear, api.SparseLinear_v2])
@@ -75,25 +77,6 @@ def test_output_layer_lifts_rows_that_no_training_would(kind, is_exclusive):
     assert_array_equal(found.layer.get_param("W").reshape(3, 2), [*W[:2], weights])
     bias = -2499 / 2 - math.log(10) if is_exclusive else math.log(0.05 / 0.95)
     assert_allclose(found.layer.get_param("b"), [1.0, -2500.0, bias], rtol=1e-6)
-
-
-def test_output_layer_of_an_ensemble_gets_columns_too():
-    """Its scores of the labels come first: a new label reads its own as the others do theirs."""
-    words = chain(layer_of(Linear), same())
-    words.attrs["multi_label"] = True
-    upper = Linear(3, 5)
-    weights = numpy.arange(1, 16, dtype="float32").reshape(3, 5)
-    upper.set_param("W", weights)
-    upper.set_param("b", B.copy())
-    model = chain(api.concatenate(words, api.Maxout(2, 2)), upper)
-    grow(model, 3, 2)
-    new, below = find_output_layer(model).layer, find_output_layer(words).layer
-    own = weights.diagonal().mean()
-    expected = numpy.zeros((5, 7))
-    expected[:3, :3], expected[:3, 5:], expected[3, 3], expected[4, 4] = weights[:, :3], weights[:, 3:], own, own
-    assert_array_equal(new.get_param("W"), expected)
-    assert_array_equal(below.get_param("W"), [*W, [0, 0], [0, 0]])
-    assert insertions_into(new) == (Insertion("W", 1, 3, 2, 5),) and new.get_dim("nI") == 7
 
 
 @pytest.mark.parametrize(
