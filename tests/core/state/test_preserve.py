@@ -620,6 +620,8 @@ def test_preserve_optimizer_state_of_a_model_that_changed_in_place():
     made = preserve_optimizer_state(optimizer, model, before)
     assert torch.equal(made.state[model.head.W]["exp_avg"][:2], optimizer.state[before["head.W"]]["exp_avg"])
     assert made.state[model.a.W]["exp_avg"] is optimizer.state[model.a.W]["exp_avg"]
+    zero = preserve_optimizer_state(optimizer, model, before, on_growth="zero")
+    assert made.state[model.head.W]["exp_avg"][2].all() and not zero.state[model.head.W]["exp_avg"][2].any()
 
 
 def test_preserve_optimizer_state_of_tied_and_untied_params():
