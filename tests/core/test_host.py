@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from thinc.api import Linear, Model, PyTorchGradScaler, PyTorchShim, PyTorchWrapper
+from thinc.api import Linear, Model, PyTorchGradScaler, PyTorchShim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinc_torchopt.core import host
 from thinc_torchopt.core.host import (
     back_off,
-    buffers_of,
     cpu_has_bf16_lstm,
     grads_of,
     is_hooked_after_step,
@@ -21,7 +20,6 @@ from thinc_torchopt.core.host import (
     run_last,
     scale_of,
     swap,
-    swap_grads,
     swap_module,
 )
 
@@ -66,21 +64,6 @@ def test_host_grads_leave_params_that_are_elsewhere_to_get_param():
     node = node_with_grads()
     node._params.proxy = Remote()
     assert [(key, array) for key, array, _ in grads_of(node)] == [((node.id, "a"), None), ((node.id, "c"), None)]
-
-
-def test_host_swaps_gradients():
-    node = node_with_grads()
-    grad = node.get_grad("a")
-    before = swap_grads(node, {})
-    assert not node.has_grad("a")
-    assert swap_grads(node, before) == {} and node.get_grad("a") is grad
-
-
-def test_host_buffers_are_a_modules_own():
-    module = PyTorchWrapper(torch.nn.BatchNorm1d(3)).shims[0]._model
-    assert buffers_of(module).keys() == dict(module.named_buffers()).keys()
-    buffers_of(module)["running_mean"] = new = torch.ones(3)
-    assert module.running_mean is new
 
 
 def test_host_backs_off_as_thinc_does_after_an_overflow():

@@ -513,12 +513,8 @@ def two_threads():
 
 @pytest.mark.parametrize("size, expected", [(10, 1), (kernels.ONE_THREAD, 1), (kernels.ONE_THREAD + 1, 2)])
 def test_kernels_have_one_thread_for_a_small_model(two_threads, size, expected):
-    with kernels.threads_for([torch.empty(size)]):
+    """And their own ones back after an error."""
+    with pytest.raises(RuntimeError), kernels.threads_for([torch.empty(size)]):
         assert torch.get_num_threads() == expected
-    assert torch.get_num_threads() == 2
-
-
-def test_kernels_have_their_threads_back_after_an_error(two_threads):
-    with pytest.raises(RuntimeError), kernels.threads_for([torch.empty(1)]):
         raise RuntimeError
     assert torch.get_num_threads() == 2

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinc_torchopt.core import schema
 from thinc_torchopt.core.checks import MAX_STEPS
 from thinc_torchopt.core.errors import StateError, StateKeyError
 from thinc_torchopt.core.schema import AnyNumber, Count, NotNegative, check_names, check_version, read, write
@@ -131,6 +133,23 @@ def test_each_kind_of_wrong_value_is_refused_by_its_path(name):
     for wrong in WRONG[name]:
         with pytest.raises(StateError, match=rf"^Can't load the state of a test: expected '{name}(/\w+)*' to be "):
             read(Whole, {**write(whole()), name: wrong}, WHAT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (Count, [0, MAX_STEPS], [-1, MAX_STEPS + 1]),
+        (schema.Positive, [1, MAX_STEPS], [0, MAX_STEPS + 1]),
+        (schema.Whole, [0, MAX_STEPS + 1], [-1]),
+        (NotNegative, [0, 0.5], [-0.5, inf]),
+        (schema.FirstStep, [0, 0.5, inf], [-0.5, -inf]),
+    ],
+)
+def test_numbers_have_limits(kind, right, wrong):
+    assert read(list[kind], right, WHAT) == right
+    for one in wrong:
+        with pytest.raises(StateError):
+            read(list[kind], [one], WHAT)
 
 
 def test_errors_name_the_part_and_what_is_expected():

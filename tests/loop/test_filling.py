@@ -255,15 +255,6 @@ def test_filling_morphology_of_tokens_with_neither_pos_nor_features():
     ]  # fmt: skip
 
 
-def test_filling_lemmas():
-    doc = fill(
-        text(lemmas=["", "x", "", "", "", "", ""]),
-        text(lemmas=[word.lower() for word in WORDS]),
-        [rule_of("trainable_lemmatizer")],
-    )
-    assert [token.lemma_ for token in doc] == ["anna", "x", "of", "oslo", "sings", "well", "."]
-
-
 def test_filling_sentence_boundaries():
     counted = Filled()
     said = text(sent_starts=[1, -1, -1, 1, -1, 1, -1])
@@ -411,14 +402,6 @@ def test_filling_never_changes_what_is_annotated_and_is_idempotent(data):
         assert contents(fill(doc, said, RULES)) == contents(doc)
     # The same from the plain values, as they come from a file.
     assert contents(fill(reference, predicted_in(said, RULES), RULES)) == contents(doc)
-
-
-@given(st.data())
-def test_filling_does_nothing_for_a_complete_text(data):
-    n = data.draw(st.integers(1, 8))
-    reference, said = data.draw(docs(n)), data.draw(docs(n, is_full=True))
-    reference.user_data["complete"] = True
-    assert fill(reference, said, RULES) is reference
 
 
 @given(st.data())

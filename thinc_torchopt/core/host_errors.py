@@ -13,7 +13,6 @@ from configparser import (
     DuplicateOptionError,
     DuplicateSectionError,
     InterpolationMissingOptionError,
-    MissingSectionHeaderError,
 )
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -88,7 +87,7 @@ def plain_error(
     if isinstance(error, InterpolationMissingOptionError) and _raised_by(error) in ("confection", None):
         return ConfigError(f"Can't read {_file(path)}: {error}")  # newer confections raise the error below
     if isinstance(error, ConfigValidationError):
-        if isinstance(error.__context__, MissingSectionHeaderError) or "no section headers" in str(error):
+        if "no section headers" in str(error):
             return ConfigError(
                 f"Can't read {_file(path)}: expected sections, as in [training], found text before the first one. Is "
                 "it a config?"
@@ -102,11 +101,11 @@ def plain_error(
         return _message_of_unloaded(error, config)
     if config is not None and _raised_in(error, "init_tok2vec"):
         return _message_of_weights(error, config)
-    if config is not None and is_spacys_own(error):
-        text = str(error)
-        found = _message_of_unannotated(text, config) or _message_of_broken_corpus(text, config)
-        return ConfigError(found or _message_of_others(text, config) or text)
-    return None
+    if config is None or not is_spacys_own(error):
+        return None
+    text = str(error)
+    found = _message_of_unannotated(text, config) or _message_of_broken_corpus(text, config)
+    return ConfigError(found or _message_of_others(text, config) or text)
 
 
 def is_spacys_own(error: BaseException) -> bool:
@@ -172,11 +171,9 @@ def _plain_validation(
         if text == "not a section value that can be overridden":
             return ConfigKeyError(_message_of_override(place, path))
     function = re.fullmatch(r"Config error for '(.*)'", error.title or "")
-    if function is None:
+    if function is None or not found:
         messages = [_message_of_schema(config, *map(str, one.get("loc", ())), text=str(one["msg"])) for one in found]
         return ConfigError("\n".join(filter(None, messages))) if messages and all(messages) else None
-    if not found:
-        return None
     block: Mapping[str, Any] = error.config if isinstance(error.config, Mapping) else {}
     parent = ".".join(str(part) for part in found[0]["loc"][:-1])
     section = _section_of(config, parent, block)
@@ -190,11 +187,12 @@ def _plain_validation(
 
 def _message_of_schema(config: Mapping[str, Any], *place: str, text: str) -> str | None:
     """The message for a setting that spaCy's own schema refuses. The schema tells only the key."""
-    for section in ("training", "nlp", "initialize", "pretraining"):
-        if place and place[0] in config.get(section, {}):
-            value = config[section][place[0]]
-            return f"Can't set '{'.'.join(place)}' in [{section}]: {text[:1].lower()}{text[1:]}, found {value!r}."
-    return None
+    sections = ("training", "nlp", "initialize", "pretraining")
+    section = next((name for name in sections if place and place[0] in config.get(name, {})), None)
+    if section is None:
+        return None
+    value = config[section][place[0]]
+    return f"Can't set '{'.'.join(place)}' in [{section}]: {text[:1].lower()}{text[1:]}, found {value!r}."
 
 
 def _section_of(config: Mapping[str, Any], end: str, block: Mapping[str, Any]) -> str:
@@ -238,7 +236,7 @@ def _message_of_argument(
 def _arguments(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The arguments of the function that a block names: types by name, and names."""
     for key, name in block.items():
-        if key.startswith("@") and registry.has(key[1:], name):
+        if key.startswith("@"):
             function = registry.get(key[1:], name)
             known = [*signature(function).parameters]
             try:
@@ -274,7 +272,7 @@ def _message_of_override(place: Sequence[str], path: Path | None) -> str:
     section, name, flag = ".".join(place[:-1]), place[-1], "--" + ".".join(place)
     text = f"Can't use '{flag}': {_file(path)} has no section [{section}]."
     known: list[str] = []
-    if path is not None and path.is_file():
+    if path is not None:
         with suppress(OSError, UnicodeError):
             known = re.findall(r"^\[([^\]\n]+)\]", path.read_text("utf8"), flags=re.MULTILINE)
     near = near_misses(section, known)
@@ -304,12 +302,11 @@ def check_versions(nlp: Language, exclude: Collection[str]) -> None:
 
 
 def _takes_arrays_of_one() -> bool:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), suppress(TypeError):
         warnings.simplefilter("ignore")
-        try:
-            return float(numpy.zeros(1)) == 0.0
-        except TypeError:
-            return False
+        float(numpy.zeros(1))
+        return True
+    return False
 
 
 # ---------------------------------------------------------------------- components without annotations
@@ -472,7 +469,7 @@ def _message_of_weights(error: Exception, config: Mapping[str, Any]) -> ConfigEr
     values = config.interpolate() if isinstance(config, Config) else config
     path = values.get("initialize", {}).get("init_tok2vec")
     pretraining = values.get("pretraining", {})
-    if path is None or not Path(path).is_file() or not isinstance(pretraining.get("component"), str):
+    if not Path(path).is_file() or not isinstance(pretraining.get("component"), str):
         return None
     found = str(error).partition(" for model ")[0].rstrip(".")
     return ConfigError(

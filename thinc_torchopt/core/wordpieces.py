@@ -85,8 +85,8 @@ class KeptWordpieces:
             return step
         # It draws from `random` each time, also where nothing is flushed.
         maybe_flush_pytorch_cache(chance=model.attrs.get("flush_cache_chance", 0))
-        tokenizer = model.tokenizer
-        wordpieces, align = truncate_oversize_splits(*self.read(tokenizer, spans), tokenizer.model_max_length)
+        read = self.read(model.tokenizer, spans)
+        wordpieces, align = truncate_oversize_splits(*read, model.tokenizer.model_max_length)
         output, backprop = model.layers[0](wordpieces, is_train)
 
         def backprop_transformer(d_output: Any) -> Sequence[Doc]:

@@ -4,7 +4,6 @@ cascade.
 
 import copy
 import math
-import pickle
 import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -322,24 +321,6 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
     assert optimizer.schedules or not any(value in ("one", "two") for block in given_blocks for value in block.values())
 
 
-def test_param_groups_share_one_schedule_that_moves_once_a_step():
-    nlp, model = encoder_pipeline()
-    rate = warmup_linear(0.1, 5, 10)
-    optimizer = optimizer_for(
-        nlp,
-        SGD(),
-        rate,
-        param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "learn_rate": rate, "momentum": 0.5}},
-    )
-    seen = []
-    run(optimizer, model, 4, lambda step: seen.append(optimizer.learn_rates))
-    assert (
-        [rates["default"] for rates in seen]
-        == [rates["top"] for rates in seen]
-        == pytest.approx([0.0, 0.02, 0.04, 0.06])
-    )
-
-
 def test_param_groups_move_any_option_by_a_schedule():
     nlp, model = encoder_pipeline()
     block = {
@@ -357,17 +338,6 @@ def test_param_groups_move_any_option_by_a_schedule():
 
     run(optimizer, model, 3, note)
     assert seen == [(0.1, (0.5, 0.9), 0.01), (0.2, (0.6, 0.9), 0.005), (0.3, (0.7, 0.9), 0.0025)]
-
-
-def test_param_groups_survive_a_copy():
-    block = {"top": {"params": ["trf/pytorch/pooler/*", "re:W$"], "lr_scale": 2.0, "freeze": True}}
-    optimizer = pickle.loads(
-        pickle.dumps(TorchOptimizer(AdamW(), 0.01, param_groups=block, layer_decay={"trf/*": 0.5}))
-    )
-    nlp, model = encoder_pipeline()
-    optimizer.initialize(nlp)
-    run(optimizer, model, 1)
-    assert optimizer.learn_rates["default/layer-0"] == 0.01 * 0.5**3 and optimizer.learn_rates["top/layer-3"] == 0.0
 
 
 # ---------------------------------------------------------------------- frozen params
@@ -554,7 +524,6 @@ BAD = [
     *(({"param_groups": {"g": {"params": ["*"], **block}}}, said) for block, said in ROWS["blocks"]),
     ({"param_groups": {"g": 3}}, r"Can't read \[training.optimizer.param_groups.g\]: expected a section"),
     ({"per_param_lr": {"ner/*": "fast"}}, r"'per_param_lr.ner/\*' .*expected a number"),
-    ({"per_param_lr": {"re": "tok2vec/.* = 0.1"}}, AS_KEY.format("per_param_lr")),
     *(({name: {key: 0.1}}, AS_KEY.format(name)) for name in ("per_param_lr", "layer_decay")
       for key in ("[tn]*/W", "#*", '"[t]agger/*"')),
     ({"layer_decay": {"ner/*": 1.5}},
@@ -775,13 +744,6 @@ def test_param_groups_of_an_empty_section_are_none(setting):
     assert optimizer.patterns == [] and TorchOptimizer(SGD(), 0.1, **{setting: {}}).patterns == []
     with pytest.raises(ConfigError, match=rf"'{setting}' in \[training.optimizer\]: expected a section"):
         TorchOptimizer(SGD(), 0.1, **{setting: 0})
-
-
-def test_param_groups_without_patterns_survive_filling(tmp_path):
-    spacy_cli("init", "fill-config", CONFIGS / "cnn.cfg", tmp_path / "filled.cfg")
-    filled = Config().from_disk(tmp_path / "filled.cfg", interpolate=False)["training"]["optimizer"]
-    assert filled["per_param_lr"] is None and filled["layer_decay"] is None and filled["param_groups"] == {}
-    assert spacy.registry.resolve({"optimizer": filled})["optimizer"].patterns == []
 
 
 # ---------------------------------------------------------------------- names of groups

@@ -3,6 +3,7 @@ weight decay move in each update of its model.
 """
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import spacy
@@ -16,6 +17,7 @@ from thinc.api import fix_random_seed
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import NonFiniteGradWarning, StateError
+from thinc_torchopt.core.state import by_name
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.model_state import collect_model, restore_model
 
@@ -102,6 +104,16 @@ def test_grads_that_are_there_belong_to_the_state(tmp_path_factory, operations, 
             runs[1].restart(tmp_path_factory.mktemp("run"))
     one, other = (pipeline_params(run.nlp) for run in runs)
     assert all(same(params, other[name]) for name, params in one.items())
+
+
+def test_grads_on_a_gpu_are_zeros_only_if_no_cell_is_above(monkeypatch):
+    """A double of CuPy's arrays. The square of a small number is 0 in float32."""
+    cells = {"zeros": torch.zeros(2), "small": torch.tensor([0.0, 1e-30]), "one": torch.ones(1)}
+    monkeypatch.setattr(by_name, "saved_tensor", lambda grad, name: cells[name])
+    array = SimpleNamespace(__cuda_array_interface__={})
+    owner = SimpleNamespace(has_grad=lambda name: name != "none", get_grad=lambda name: array)
+    params = [SimpleNamespace(key=(1, name), name=name, param=None, owner=owner) for name in (*cells, "none")]
+    assert by_name.collect_grads([SimpleNamespace(params=params)]) == cells | {"zeros": None}
 
 
 def test_grads_of_another_shape_are_refused(tmp_path):

@@ -54,41 +54,6 @@ def averages_of(optimizer):
     return optimizer.state_dict()["averages"]["tensors"]
 
 
-@pytest.mark.parametrize("component", GROWS)
-@pytest.mark.device
-def test_growth_old_rows_keep_their_state_when_a_label_is_added(component):
-    nlp, examples, optimizer = trained(component)
-    before = moments(optimizer)
-    shapes = {name: tuple(param.shape) for name, param in optimizer.params.items()}
-    averages = {name: average.clone() for name, average in averages_of(optimizer).items()}
-    nlp.get_pipe(component).add_label("NEW")
-    optimizer.initialize(nlp)
-    grown = [name for name, param in optimizer.params.items() if tuple(param.shape) != shapes[name]]
-    assert grown and set(optimizer.params) == set(shapes)
-    after = moments(optimizer)
-    for name in shapes:
-        leading = tuple(slice(size) for size in shapes[name])
-        assert torch.equal(after[name]["step"], before[name]["step"])
-        for moment in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(after[name][moment][leading], before[name][moment]), (name, moment)
-            assert after[name][moment].shape == optimizer.params[name].shape and after[name][moment].isfinite().all()
-        average = averages_of(optimizer)[name]
-        assert torch.equal(average[leading], averages[name]) and average.shape == optimizer.params[name].shape
-    # New cells: the mean over the old ones; averages: as the param is.
-    name = next(name for name in grown if name.endswith("b"))
-    n = shapes[name][0]
-    torch.testing.assert_close(after[name]["exp_avg_sq"][n], before[name]["exp_avg_sq"].mean())
-    # Nothing stale is left, and training goes on.
-    inner = optimizer.torch_optimizers["algorithm"]
-    held = {id(tensor) for group in inner.param_groups for tensor in group["params"]}
-    assert {id(tensor) for tensor in inner.state} == held and len(held) == len(shapes)
-    for _ in range(3):
-        nlp.update(examples, sgd=optimizer)
-    assert all(param.isfinite().all() for param in optimizer.params.values())
-    with nlp.use_params(optimizer.averages):
-        nlp(nlp.make_doc("Anna likes London"))
-
-
 @pytest.mark.parametrize("loaded", [False, True])
 def test_growth_of_flat_weights_is_by_rows(loaded, tmp_path):
     """SparseLinear's, where the weights of a class lie one behind the other. The oracle: the mean of the rows."""
@@ -106,22 +71,6 @@ def test_growth_of_flat_weights_is_by_rows(loaded, tmp_path):
     for key, old in before.items():
         found = optimizer.torch_optimizers["algorithm"].state[optimizer.params[name]][key].view(3, -1)
         assert torch.equal(found[:2], old) and torch.equal(found[2], old.mean(0))
-
-
-@pytest.mark.parametrize("component", GROWS)
-@pytest.mark.device
-def test_growth_is_noticed_in_the_next_update(component):
-    """Without a call of optimizer.initialize."""
-    nlp, examples, optimizer = trained(component)
-    before = {info.name: (info.shape, info.updates) for info in optimizer.describe()}
-    nlp.get_pipe(component).add_label("NEW")
-    nlp.update(examples, sgd=optimizer)
-    assert {info.name: info.updates for info in optimizer.describe()} == {
-        name: n + 1 for name, (_, n) in before.items()
-    }
-    assert any(tuple(param.shape) != before[name][0] for name, param in optimizer.params.items())
-    assert len(optimizer.torch_optimizers["algorithm"].state) == len(before)  # nothing of the replaced layers
-    assert optimizer.learn_rates == {"default": 0.01}
 
 
 @pytest.mark.parametrize(("on_growth", "expected"), [("mean", "mean"), ("zero", "zero"), ("reset", "reset")])

@@ -7,7 +7,7 @@ import pickle
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -57,18 +57,6 @@ def each_of(rows):
 
 
 EVERY = each_of(OPTIMIZERS)
-NON_NEGATIVE = {
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "square_avg",
-    "sum",
-    "exp_inf",
-    "acc_delta",
-    "step_size",
-    "row_var",
-    "col_var",
-    "variance",
-}
 shapes = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4
 )  # of each dimension: before, after
@@ -106,10 +94,6 @@ def train(optimizer, model, *, steps=4, seed=1, grads=None):
 
 def tensors(state):
     return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-def snapshot(optimizer):
-    return copy.deepcopy(optimizer.state_dict())
 
 
 # ---------------------------------------------------------------------- one tensor
@@ -230,21 +214,6 @@ def test_fit_state_says_which_kind_does_not_fit(kind, new, said):
 # ---------------------------------------------------------------------- one param
 
 
-def test_fit_param_state_keeps_factored_state_factored():
-    torch.manual_seed(0)
-    for old, new in [((3, 4), (5, 4)), ((1, 4), (3, 4)), ((3, 1), (3, 2)), ((1, 1), (2, 3)), ((2, 3, 4), (2, 5, 6))]:
-        param = nn.Parameter(torch.randn(old))
-        optimizer = torch.optim.Adafactor([param])
-        param.grad = torch.randn(old)
-        optimizer.step()
-        state, grown = optimizer.state[param], nn.Parameter(torch.zeros(new))
-        fitted = fit_param_state(torch.optim.Adafactor, state, old, grown)
-        assert fitted["row_var"].shape == (*new[:-1], 1) and fitted["col_var"].shape == (*new[:-2], 1, new[-1])
-        kept = tuple(map(slice, old))
-        assert all(torch.equal(fitted[key][kept], state[key]) for key in ("row_var", "col_var"))
-        assert fitted["step"] is state["step"]
-
-
 def test_fit_param_state_knows_factored_state_without_the_summed_dimension():
     """As transformers' Adafactor has it, and pytorch-optimizer's."""
     state = {
@@ -290,15 +259,6 @@ def test_fit_param_state_keeps_the_variance_of_centered_rmsprop_above_zero(new):
         assert variance.min() >= 0
 
 
-def test_fit_param_state_never_writes_to_the_old_state():
-    grad_avg = torch.full((4, 3), 0.7)
-    state = {"square_avg": grad_avg.square() * 0.999, "grad_avg": grad_avg, "momentum_buffer": torch.randn(4, 3)}
-    before = copy.deepcopy(state)
-    for shape in [(3, 4), (12,), (4, 3), (5, 4), (2, 2), (6,)]:
-        fit_param_state(torch.optim.RMSprop, state, (4, 3), torch.zeros(shape))
-        assert same_tree(state, before)
-
-
 def test_fit_param_state_follows_the_memory_format_of_the_param():
     """torch's fused steps take the cells of param and state as they lie in memory."""
     old = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
@@ -314,7 +274,13 @@ def test_fit_param_state_follows_the_memory_format_of_the_param():
     assert fitted["exp_avg"].stride() == contiguous.stride()
 
 
-@pytest.mark.parametrize("old, new", [((4, 3, 6), (6, 2, 7)), ((3, 4), (4, 2)), ((2, 3, 4), (3, 2, 5))])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        *[((4, 3, 6), (6, 2, 7)), ((3, 4), (4, 2)), ((2, 3, 4), (3, 2, 5))],
+        *[((3, 4), (5, 4)), ((1, 4), (3, 4)), ((3, 1), (3, 2)), ((1, 1), (2, 3))],
+    ],
+)
 def test_fit_param_state_treats_factored_state_as_its_param(old, new):
     """One dimension shrinks, another grows. Those of the factored state may have as many cells as before, and still it
     is no reshape.
@@ -324,9 +290,9 @@ def test_fit_param_state_treats_factored_state_as_its_param(old, new):
     state = {key: torch.rand(shape(old), generator=generator, dtype=torch.float64) for key, shape in shapes.items()}
     fitted = fit_param_state(torch.optim.Adafactor, state, old, torch.zeros(new))
     for key, shape in shapes.items():
-        numpy.testing.assert_allclose(
-            fitted[key], naive(state[key].numpy(), shape(new), "mean", 1.0), rtol=1e-12
-        )  # float64
+        assert fitted[key].shape == shape(new)
+        expected = naive(state[key].numpy(), shape(new), "mean", 1.0)
+        numpy.testing.assert_allclose(fitted[key], expected, rtol=1e-12)  # float64
 
 
 @pytest.mark.parametrize(
@@ -415,7 +381,9 @@ def test_preserve_optimizer_state_leaves_old_rows_as_if_nothing_had_grown(name, 
     optimizer, theirs = build(name, model.parameters(), options), build(name, never_grown.parameters(), options)
     train(optimizer, model)
     train(theirs, never_grown)
+    before = copy.deepcopy(optimizer.state_dict())
     made = preserve_optimizer_state(optimizer, wide, model)
+    assert same_tree(optimizer.state_dict(), before)
     with torch.no_grad():
         wide.W[:8, :16], wide.b[:8] = model.W, model.b
     generator = torch.Generator().manual_seed(2)
@@ -430,44 +398,6 @@ def test_preserve_optimizer_state_leaves_old_rows_as_if_nothing_had_grown(name, 
     for small, large in zip(never_grown.parameters(), wide.parameters()):
         for key, value in tensors(theirs.state[small]).items():
             assert torch.equal(made.state[large][key][tuple(map(slice, value.shape))], value)
-
-
-@EVERY
-@settings(max_examples=settings.default.max_examples // 8)
-@given(data=st.data(), on_growth=st.sampled_from(["mean", "zero"]), seed=st.integers(0, 1000))
-def test_preserve_optimizer_state_with_random_shapes(name, options, data, on_growth, seed):
-    sizes = data.draw(st.lists(shapes, min_size=1, max_size=4))
-    model = Params(seed, **{f"p{i}": [before for before, _ in pairs] for i, pairs in enumerate(sizes)}, gone=(2, 2))
-    new_model = Params(
-        seed + 1, new=(3, 2), **{f"p{i}": [after for _, after in pairs] for i, pairs in enumerate(sizes)}
-    )
-    optimizer = build(name, model.parameters(), options)
-    train(optimizer, model, seed=seed)
-    before = snapshot(optimizer)
-    made = preserve_optimizer_state(optimizer, new_model, model, on_growth=on_growth)
-    assert same_tree(snapshot(optimizer), before)
-    assert {id(param) for group in made.param_groups for param in group["params"]} == {
-        id(param) for param in new_model.parameters()
-    }
-    for i, pairs in enumerate(sizes):
-        old, new = model.get_parameter(f"p{i}"), new_model.get_parameter(f"p{i}")
-        was, is_now = optimizer.state[old], made.state[new]
-        assert was.keys() == is_now.keys() and (was or (name, options) == ("SGD", {}))
-        for key, value in tensors(is_now).items():
-            assert value.dtype == was[key].dtype and value.device == new.device and value.isfinite().all()
-            assert key not in NON_NEGATIVE or value.min() >= 0
-            if was[key].ndim == 0:
-                assert torch.equal(value, was[key])
-            elif was[key].shape == old.shape and key not in ("row_var", "col_var"):
-                assert value.shape == new.shape
-                if old.numel() != new.numel():
-                    kept = tuple(slice(min(pair)) for pair in pairs)
-                    scale = 0.1 if key == "momentum_buffer" else 1.0  # of SGD and RMSprop: both are sums
-                    assert torch.equal(value[kept], was[key][kept])
-                    expected = naive(was[key].double().numpy(), tuple(new.shape), on_growth, scale)
-                    numpy.testing.assert_allclose(value.numpy(), expected, rtol=1e-5, atol=1e-6)  # sums of float32
-    train(made, new_model, seed=seed + 2)
-    assert all(param.isfinite().all() for param in new_model.parameters())
 
 
 @each_of([row for row in OPTIMIZERS if "dampening" not in row[1]])
@@ -493,15 +423,6 @@ def test_preserve_optimizer_state_starts_new_params_as_the_class_does(name, opti
         made.step()
         fresh.step()
     assert torch.equal(joined, alone)
-
-
-def test_preserve_optimizer_state_copies_only_what_grows():
-    model, new_model = Params(a=(5, 3), b=(4,)), Params(a=(5, 3), b=(6,))
-    optimizer = torch.optim.Adam(model.parameters())
-    train(optimizer, model)
-    made = preserve_optimizer_state(optimizer, new_model, model)
-    assert all(value is optimizer.state[model.a][key] for key, value in made.state[new_model.a].items())
-    assert made.state[new_model.b]["exp_avg"].untyped_storage().nbytes() == 6 * 4
 
 
 def test_preserve_optimizer_state_keeps_groups_and_options():
@@ -699,6 +620,8 @@ def test_preserve_optimizer_state_of_a_model_that_changed_in_place():
     made = preserve_optimizer_state(optimizer, model, before)
     assert torch.equal(made.state[model.head.W]["exp_avg"][:2], optimizer.state[before["head.W"]]["exp_avg"])
     assert made.state[model.a.W]["exp_avg"] is optimizer.state[model.a.W]["exp_avg"]
+    zero = preserve_optimizer_state(optimizer, model, before, on_growth="zero")
+    assert made.state[model.head.W]["exp_avg"][2].all() and not zero.state[model.head.W]["exp_avg"][2].any()
 
 
 def test_preserve_optimizer_state_of_tied_and_untied_params():

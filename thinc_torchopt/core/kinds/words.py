@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 import numpy
@@ -271,13 +272,12 @@ def _crosses(starts: numpy.ndarray, start: int, end: int) -> bool:
 
 def _sentences(tree: Sequence[tuple[int, str]]) -> Iterator[tuple[int, int]]:
     """The shortest pieces that no arc leads out of."""
-    start, last = 0, 0
+    start = 0
     reach = list(range(len(tree)))  # the last token that is joined to each token or to one before it
     for i, (head, _) in enumerate(tree):
         low = min(i, head)
         reach[low] = max(reach[low], i, head)
-    for i in range(len(tree)):
-        last = max(last, reach[i])
+    for i, last in enumerate(accumulate(reach, max)):
         if i == last:
             yield start, i + 1
-            start, last = i + 1, i + 1
+            start = i + 1

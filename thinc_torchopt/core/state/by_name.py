@@ -148,7 +148,7 @@ def _origins_of(groups: GroupPlan, saved: Mapping[str, SavedGroup]) -> dict[Grou
     origins: dict[Group, str] = {}
     for group in groups.groups:
         if found := Counter(by_name[param.name] for param in group.params if param.name in by_name):
-            origins[group] = found.most_common(1)[0][0]
+            origins[group] = max(found, key=found.__getitem__)
     return origins
 
 
