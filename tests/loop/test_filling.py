@@ -405,6 +405,14 @@ def test_filling_never_changes_what_is_annotated_and_is_idempotent(data):
 
 
 @given(st.data())
+def test_filling_does_nothing_for_a_complete_text(data):
+    n = data.draw(st.integers(1, 8))
+    reference, said = data.draw(docs(n)), data.draw(docs(n, is_full=True))
+    reference.user_data["complete"] = True
+    assert fill(reference, said, RULES) is reference
+
+
+@given(st.data())
 def test_filling_an_annotated_text_with_itself_changes_nothing(data):
     """As a check of the rules: a teacher that says what is annotated has nothing to add, and contradicts nothing."""
     said = data.draw(docs(data.draw(st.integers(1, 8)), is_full=True))

@@ -10,11 +10,13 @@ import numpy
 import pytest
 import spacy
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from spacy.tokens import Doc
 from spacy.training import Example
 from thinc.api import Linear, PyTorchWrapper, chain, list2ragged, reduce_mean
 
-from thinc_torchopt import TorchOptimizer, add_labels
+from thinc_torchopt import Adam, TorchOptimizer, add_labels
 from thinc_torchopt.core.algorithms.torch_classes import Adafactor, AdamW
 from thinc_torchopt.core.averages import EMA
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, GrowthWarning, PipelineError
@@ -248,6 +250,33 @@ def test_add_labels_the_new_label_is_learned(case):
     assert scores[main] > 0.99, scores
 
 
+@settings(max_examples=12, deadline=None)
+@given(
+    labels=st.lists(
+        st.text(st.characters(categories=["Lu", "Ll", "Lo"]), min_size=1, max_size=4), min_size=1, max_size=5
+    ),
+    cut=st.integers(0, 5),
+    case=st.sampled_from(["tagger", "ner", "spancat_singlelabel", "textcat-ensemble", "multilabel-cnn2"]),
+)
+def test_add_labels_sets_and_orders(labels, cut, case):
+    """At once, or in two calls, some twice: each label is there once, in the order of its first mention, and old ones
+    are predicted as before.
+    """
+    nlp, name, _ = PIPELINES.setdefault(case, trained(case))
+    nlp = copy_of(nlp, case)
+    before, _ = predicted(nlp)
+    old = list(nlp.get_pipe(name).labels)
+    added = [*add_labels(nlp, name, labels[:cut]), *add_labels(nlp, name, labels[cut:])]
+    assert added == [label for label in dict.fromkeys(labels) if label not in old]
+    found = list(nlp.get_pipe(name).labels)
+    assert found == (sorted([*old, *added]) if name == "ner" else [*old, *added])
+    assert predicted(nlp)[0] == before
+    assert predicted(copy_of(nlp, case)) == predicted(nlp)
+
+
+PIPELINES = {}
+
+
 def copy_of(nlp, case):
     component, config = CASES[case]
     made = spacy.blank("xx")
@@ -320,6 +349,21 @@ def test_add_labels_state_of_old_rows_stays(case, in_one_process, algorithm, tmp
         assert predicted(nlp)
     optimizer.to_disk(tmp_path / "later")
     optimizer.from_disk(tmp_path / "later")
+
+
+@pytest.mark.parametrize("make", [spacy.blank("xx").create_optimizer, lambda: Adam(0.01)], ids=["thinc", "drop-in"])
+@pytest.mark.parametrize("case", ["tagger", "spancat_singlelabel", "textcat-ensemble"])
+def test_add_labels_with_the_optimizers_of_thinc(case, make):
+    """thinc keeps state by the node: that of the larger layer begins anew, and nothing fails. Our drop-in keeps it."""
+    sgd = make()
+    nlp, name, examples = trained(case, 4, sgd)
+    add_labels(nlp, name, new_labels(case))
+    for _ in range(3):
+        nlp.update(examples, sgd=sgd)
+    with nlp.use_params(sgd.averages):
+        predicted(nlp)
+    if isinstance(sgd, TorchOptimizer):
+        assert set(sgd.nr_update.values()) == {7}
 
 
 @pytest.mark.parametrize("case", ["tagger", "textcat-cnn2", "ner"])

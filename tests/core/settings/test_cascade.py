@@ -287,6 +287,19 @@ def test_cascade_state_goes_on_in_a_block_with_another_name(on_growth):
     assert same(expected, params_of(nlp.get_pipe("tagger").model))
 
 
+def test_cascade_state_rolls_back():
+    nlp, module = two_parts()
+    optimizer = told(SGD(momentum=0.9), block_with("a", AdamW()), nlp)
+    steps(nlp, optimizer, 3)
+    saved, before = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(module.state_dict())
+    steps(nlp, optimizer, 2, start=3)
+    expected = params_of(nlp.get_pipe("tagger").model)
+    module.load_state_dict(before)
+    optimizer.roll_back(saved)
+    steps(nlp, optimizer, 2, start=3)
+    assert same(expected, params_of(nlp.get_pipe("tagger").model))
+
+
 def test_cascade_state_of_a_copy_without_the_blocks_params():
     """A component goes, and with it the algorithm that was for it alone."""
     blocks = {"a": {"params": ["*/output_layer/*"]}, "b": {"params": ["tagger/*"], "algorithm": modular()}}

@@ -54,6 +54,41 @@ def averages_of(optimizer):
     return optimizer.state_dict()["averages"]["tensors"]
 
 
+@pytest.mark.parametrize("component", GROWS)
+@pytest.mark.device
+def test_growth_old_rows_keep_their_state_when_a_label_is_added(component):
+    nlp, examples, optimizer = trained(component)
+    before = moments(optimizer)
+    shapes = {name: tuple(param.shape) for name, param in optimizer.params.items()}
+    averages = {name: average.clone() for name, average in averages_of(optimizer).items()}
+    nlp.get_pipe(component).add_label("NEW")
+    optimizer.initialize(nlp)
+    grown = [name for name, param in optimizer.params.items() if tuple(param.shape) != shapes[name]]
+    assert grown and set(optimizer.params) == set(shapes)
+    after = moments(optimizer)
+    for name in shapes:
+        leading = tuple(slice(size) for size in shapes[name])
+        assert torch.equal(after[name]["step"], before[name]["step"])
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(after[name][moment][leading], before[name][moment]), (name, moment)
+            assert after[name][moment].shape == optimizer.params[name].shape and after[name][moment].isfinite().all()
+        average = averages_of(optimizer)[name]
+        assert torch.equal(average[leading], averages[name]) and average.shape == optimizer.params[name].shape
+    # New cells: the mean over the old ones; averages: as the param is.
+    name = next(name for name in grown if name.endswith("b"))
+    n = shapes[name][0]
+    torch.testing.assert_close(after[name]["exp_avg_sq"][n], before[name]["exp_avg_sq"].mean())
+    # Nothing stale is left, and training goes on.
+    inner = optimizer.torch_optimizers["algorithm"]
+    held = {id(tensor) for group in inner.param_groups for tensor in group["params"]}
+    assert {id(tensor) for tensor in inner.state} == held and len(held) == len(shapes)
+    for _ in range(3):
+        nlp.update(examples, sgd=optimizer)
+    assert all(param.isfinite().all() for param in optimizer.params.values())
+    with nlp.use_params(optimizer.averages):
+        nlp(nlp.make_doc("Anna likes London"))
+
+
 @pytest.mark.parametrize("loaded", [False, True])
 def test_growth_of_flat_weights_is_by_rows(loaded, tmp_path):
     """SparseLinear's, where the weights of a class lie one behind the other. The oracle: the mean of the rows."""
