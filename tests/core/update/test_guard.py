@@ -483,6 +483,19 @@ def test_guard_resumes_exactly(norms, data):
     assert second.state_dict() == whole.state_dict()
 
 
+def test_guard_state_follows_components_to_other_names():
+    guard = GradGuard(20)
+    state = {**guard.state_dict(), "spikes": 7, "bad_in_a_row": 2}
+    names = "ner (2 params)", "ner+tagger (4 params)", "ner/W", "tagger (2 params)"
+    state["averages"] = dict.fromkeys(names, AVERAGE)
+    state["nonfinite_in_a_row"] = {"ner": 1, "tagger": 2}
+    guard.load_state_dict(state, {"ner": "z"})
+    assert [*guard.averages] == ["z (2 params)", "tagger+z (4 params)", "z/W", "tagger (2 params)"]
+    assert guard.nonfinite_in_a_row == {"z": 1, "tagger": 2}
+    guard.begin_anew()
+    assert guard.state_dict() == {**GradGuard(20).state_dict(), "spikes": 7}
+
+
 AVERAGE = {"norm": 1.0, "updates": 3}
 
 
