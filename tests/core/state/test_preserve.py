@@ -117,33 +117,6 @@ def test_preserve_optimizer_state_without_growth_goes_on_bit_by_bit(name, option
     assert same_tree(made.state_dict(), theirs.state_dict())
 
 
-@each_of([row for row in OPTIMIZERS if row[0] != "Adafactor"])
-def test_preserve_optimizer_state_leaves_old_rows_as_if_nothing_had_grown(name, options):
-    """Rows and columns that come with zero gradients: the old cells train on as in a model without them. Not
-    Adafactor's, whose steps mix the cells of a param.
-    """
-    model, never_grown = (Params(W=(8, 16), b=(8,)) for _ in range(2))
-    wide = Params(W=(11, 24), b=(11,))
-    optimizer, theirs = build(name, model.parameters(), options), build(name, never_grown.parameters(), options)
-    train(optimizer, model)
-    train(theirs, never_grown)
-    made = preserve_optimizer_state(optimizer, wide, model)
-    with torch.no_grad():
-        wide.W[:8, :16], wide.b[:8] = model.W, model.b
-    generator = torch.Generator().manual_seed(2)
-    for _ in range(5):
-        for small, large in zip(never_grown.parameters(), wide.parameters()):
-            small.grad = torch.randn(small.shape, generator=generator)
-            large.grad = torch.zeros_like(large)
-            large.grad[tuple(map(slice, small.shape))] = small.grad
-        made.step()
-        theirs.step()
-    assert torch.equal(wide.W[:8, :16], never_grown.W) and torch.equal(wide.b[:8], never_grown.b)
-    for small, large in zip(never_grown.parameters(), wide.parameters()):
-        for key, value in tensors(theirs.state[small]).items():
-            assert torch.equal(made.state[large][key][tuple(map(slice, value.shape))], value)
-
-
 @EVERY
 @settings(max_examples=settings.default.max_examples // 8)
 @given(data=st.data(), on_growth=st.sampled_from(["mean", "zero"]), seed=st.integers(0, 1000))
@@ -205,15 +178,6 @@ def test_preserve_optimizer_state_starts_new_params_as_the_class_does(name, opti
         made.step()
         fresh.step()
     assert torch.equal(joined, alone)
-
-
-def test_preserve_optimizer_state_copies_only_what_grows():
-    model, new_model = Params(a=(5, 3), b=(4,)), Params(a=(5, 3), b=(6,))
-    optimizer = torch.optim.Adam(model.parameters())
-    train(optimizer, model)
-    made = preserve_optimizer_state(optimizer, new_model, model)
-    assert all(value is optimizer.state[model.a][key] for key, value in made.state[new_model.a].items())
-    assert made.state[new_model.b]["exp_avg"].untyped_storage().nbytes() == 6 * 4
 
 
 def test_preserve_optimizer_state_keeps_groups_and_options():

@@ -14,7 +14,7 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, Muon, NAdam, RMSpr
 from thinc_torchopt.core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning, ScheduleError
 
 from ...conftest import needs_muon
-from ...models import ready_pipeline, toy_examples, toy_pipeline
+from ...models import ready_pipeline
 from ...peek import without_params
 from ..rates.test_writer import POLICIES, RATES, Run, load, load_another_rate, new_dicts
 
@@ -107,24 +107,6 @@ def test_built_algorithm_adopted_rates_survive_growth_and_are_shown():
     run.step(factor=5.0)
     assert run.optimizer.learn_rates == {"default": pytest.approx(RATES[2] * 5)}
     assert shown == {run.optimizer.learn_rates["default"]}
-
-
-def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    optimizer = TorchOptimizer(SGD(), 0.1)
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    nlp.update(examples, sgd=optimizer)
-    for name in ("morphologizer", "ner"):
-        nlp.add_pipe(name).initialize(lambda: examples, nlp=nlp)
-        for _ in range(3):
-            nlp.update(examples, sgd=optimizer)
-    rates = optimizer.learn_rates
-    assert (
-        list(rates.values()) == [group["lr"] for group in optimizer.torch_optimizers["algorithm"].param_groups]
-        and len(set(rates.values())) == 3
-    )
-    assert list(rates) == ["default", "new", "new-2"]
 
 
 @pytest.mark.parametrize("algorithm", [pytest.param(Muon, marks=needs_muon), NAdam, RMSprop])
