@@ -290,14 +290,6 @@ class WithBuffers3(torch.nn.Sequential):
         super().__init__(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
 
 
-def test_averages_of_a_param_that_was_frozen_since_are_not_used():
-    averages, param = Averages(SWA(0)), new_param()
-    feed(averages, param, [1.0, 2.0])
-    assert param.key in averages.as_thinc([])
-    param.group = None
-    assert averages.as_thinc([]) == {} and averages.state_dict([])["tensors"] == {}
-
-
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_averages_of_a_torch_param_that_takes_no_gradients_begin_anew_when_it_does(is_resumed):
     """As with `optimizer.freeze` and `unfreeze`: the oracle, but for the moments, which SGD has none of."""

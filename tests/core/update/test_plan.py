@@ -118,6 +118,20 @@ def test_plan_an_unfreeze_that_is_refused_changes_nothing():
     assert other.learn_rates == optimizer.learn_rates
 
 
+def test_plan_a_name_that_is_refused_leaves_the_settings():
+    nlp = two_models()
+    blocks = {
+        "A": {"params": ["re:^tag"], "nesterov": True},
+        "W": {"params": ["re:^(tags|morph).*0/"], "momentum": 0.0},
+    }
+    optimizer = told(nlp, SGD(momentum=0.9), param_groups=blocks)
+    before = [info.options for info in optimizer.describe()]
+    nlp.rename_pipe("tagger", "tags")
+    with pytest.raises(ConfigError, match="refuses them together"):
+        optimizer.introduce(nlp)
+    assert [info.options for info in optimizer.describe()] == before
+
+
 def test_plan_adopted_rates_hold_for_params_that_are_thawed():
     """torch's scheduler drives all groups; a param that comes to one goes on as the others there."""
     nlp = two_models()
