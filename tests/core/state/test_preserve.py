@@ -1,4 +1,4 @@
-"""Oracle: training runs whose model never grew."""
+"""Oracles: the same training without the change, a fresh optimizer, and a loop over cells."""
 
 import copy
 import pickle
