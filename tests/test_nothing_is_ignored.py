@@ -656,7 +656,7 @@ ROUNDING = {name for name in ARGUMENTS if name.endswith((" foreach", " fused", "
 SAME = "the same gradient, with less memory: tests/addons/online/test_gradients.py"
 HIDDEN = {
     "optimizers TorchOptimizer.v1 allow_untrainable": "spacy train asks it: tests/loop/test_training_check.py",
-    "schedules plateau.v1 metric": "the optimizer gives it this score: tests/core/schedules/test_schedule.py",
+    "schedules plateau.v1 metric": "the optimizer gives it this score: tests/core/schedules/test_schedules.py",
     "misc TrainerController.v1 definition": "the training loop asks it: tests/addons/controller/test_training.py",
     "optimizers TorchOptimizer.v1 master_weights": "params here are float32: tests/core/params/test_masters.py",
     "misc EMA.v1 device": "there is one device here: tests/core/averages/test_averages.py",

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from thinc_torchopt import Algorithm, TorchOptimizer, preserve_optimizer_state
-from thinc_torchopt.core.algorithms.facts import _PYTORCH_OPTIMIZER, _TORCH, ROLES, check_states, roles_of
+from thinc_torchopt.core.algorithms.facts import _PYTORCH_OPTIMIZER, _TORCH, ROLES, check_states, roles_of, usual_rates
 from thinc_torchopt.core.algorithms.torch_classes import create
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, StateError
@@ -90,6 +90,15 @@ def test_facts_state_roles_that_there_are_not_are_refused_early(roles):
 def test_facts_are_of_classes_of_torch():
     known = {name.lower() for name in dir(torch.optim)}
     assert {name for name, row in _TORCH.items() if not row.options} <= known
+
+
+def test_facts_usual_rates_are_a_range():
+    """Of at most 1; of algorithms that find their rate themselves, it is a factor."""
+    for row in (*_TORCH.values(), *_PYTORCH_OPTIMIZER.values()):
+        rates = row.usual_rates
+        assert row.finds_rate == (rates is not None and rates.is_factor)
+        assert rates is None or 0.0 < rates.lowest < rates.highest <= 1.0
+    assert 0.0 < usual_rates("torch.Adam.v1", pretrained=True).lowest < usual_rates("torch.Adam.v1").lowest
 
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")

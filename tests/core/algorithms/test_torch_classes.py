@@ -13,7 +13,6 @@ from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError
 
 from ...conftest import HAS_MUON, needs_gpu, needs_muon
-from ...forks import python
 from ...models import (
     backprop,
     grads_of,
@@ -56,7 +55,7 @@ def resolve(registered, **options):
     return spacy.registry.resolve({"algorithm": block})["algorithm"]
 
 
-def train_beside_torch(model, optimizer, bare, *, steps=20, clip=0.0, scale=1.0):
+def train_beside_torch(model, optimizer, bare):
     """Train a model with ours; give each step's gradients to bare torch optimizers too.
 
     bare (Callable): Builds torch optimizers for a list of params. RETURNS (tuple): Our params, torch's.
@@ -64,12 +63,10 @@ def train_beside_torch(model, optimizer, bare, *, steps=20, clip=0.0, scale=1.0)
     params = [torch.nn.Parameter(value) for value in params_of(model)]
     theirs = bare(params)
     rng = numpy.random.default_rng(0)
-    for _ in range(steps):
-        backprop(model, rng, scale=scale)
+    for _ in range(20):
+        backprop(model, rng)
         for param, grad in zip(params, grads_of(model)):
             param.grad = grad
-        if clip:
-            torch.nn.utils.clip_grad_norm_(params, clip)
         for algorithm in theirs:
             algorithm.step()
         model.finish_update(optimizer)
@@ -89,18 +86,6 @@ def test_torch_optimizers_equal_bare_torch(name, options, build):
     )
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
     assert not any(torch.equal(a, b) for a, b in zip(ours, before))
-
-
-@pytest.mark.parametrize("name", [*NAMES])
-def test_torch_optimizers_equal_bare_torch_when_clipped(name):
-    optimizer = TorchOptimizer(resolve(f"torch.{name}.v1"), 0.01, grad_clip=0.5)
-    bare = getattr(torch.optim, name)
-    ours, theirs = train_beside_torch(mixed_model(), optimizer, lambda params: [bare(params, lr=0.01)], clip=0.5)
-    for a, b in zip(ours, theirs):
-        # float32: the norm of all gradients is summed in another order than torch's. Rprop and Adam divide by it again,
-        # so an element whose gradient is near zero may differ by more of itself, but not by more than a part of a step
-        # of 0.01.
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
 @needs_muon
@@ -207,8 +192,6 @@ def test_torch_optimizers_have_torchs_arguments_and_defaults(name):
     "options",
     [
         {"betas": [0.9, 1.5]},
-        {"weight_decay": -1.0},
-        {"eps": -1e-8},
         {"betas": [0.9]},
         {"betas": {"beta1": 0.9, "b2": 0.99}},
     ],
@@ -241,51 +224,10 @@ def test_torch_optimizers_name_an_unknown_argument_in_python():
 
 def test_torch_optimizers_without_muon_in_torch(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    offered = torch_optimizers._offer("Muon")
+    assert {"weight_decay", "ns_steps", "fallback"} <= inspect.signature(offered).parameters.keys()
     with pytest.raises(ConfigError, match=r"has no torch\.optim\.Muon"):
-        torch_optimizers._offer("Muon")()
-
-
-@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
-@pytest.mark.parametrize("name", ["lion", "adabelief", "lamb", "came"])
-def test_torch_optimizers_create_equals_the_library(name):
-    import pytorch_optimizer
-
-    optimizer = TorchOptimizer(
-        resolve("pytorch-optimizer.create.v1", name=name, options={"weight_decay": 0.01}), 0.01, grad_clip=0.0
-    )
-    cls = pytorch_optimizer.load_optimizer(name)
-    ours, theirs = train_beside_torch(
-        mixed_model(), optimizer, lambda params: [cls(params, lr=0.01, weight_decay=0.01)]
-    )
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
-
-
-@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
-@pytest.mark.parametrize("name", ["adabelief", "adan", "lamb"])
-def test_torch_optimizers_create_counts_steps_per_param(name):
-    """The library counts them per group. Two models, updated together or one after the other: the same result."""
-    found = []
-    for together in (True, False):
-        models = [torch_model(), torch_model()]
-        for model in models:
-            torch.manual_seed(0)
-            for param in model.shims[0]._model.parameters():
-                torch.nn.init.normal_(param)
-        optimizer, rng = (
-            TorchOptimizer(resolve("pytorch-optimizer.create.v1", name=name), 0.01, grad_clip=0.0),
-            numpy.random.default_rng(0),
-        )
-        for _ in range(5):
-            for model in models:
-                backprop(model, rng)
-                if not together:
-                    model.finish_update(optimizer)
-            if together:
-                with optimizer.joint_step():
-                    for model in models:
-                        model.finish_update(optimizer)
-        found.append([param for model in models for param in params_of(model)])
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+        offered(weight_decay=0.1)
 
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
@@ -332,28 +274,13 @@ def test_torch_optimizers_equal_bare_torch_on_a_gpu(name):
         require_cpu()
 
 
-def test_torch_classes_that_the_installed_torch_lacks_are_what_a_config_is_told_of():
-    """An older torch, in a process of its own: Muon came with torch 2.9."""
-    code = """
-import torch
-if hasattr(torch.optim, "Muon"):
-    del torch.optim.Muon
-from spacy.util import registry
-block = {"@torch_optimizers": "torch.Muon.v1", "weight_decay": 0.1, "ns_steps": 3}
-registry.resolve({"optimizer": {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": block}})
-"""
-    run = python(code, check=False)
-    said = f"ConfigError: Can't train with 'torch.Muon.v1' in [training.optimizer.algorithm]: torch {torch.__version__}"
-    assert said in run.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [
         ("Muon", "ns_steps", 0),
         ("Muon", "eps", -1.0),
         ("ASGD", "lambd", -0.1),
-        ("ASGD", "t0", -1.0),
+        ("ASGD", "t0", -1e-9),
         ("SGD", "dampening", {}),
     ],
 )

@@ -170,5 +170,7 @@ def _tensors(value):
 def test_options_that_cannot_work():
     with pytest.raises(ConfigError, match=r"weight_decay .* to a schedule: 'torchao.AdamW8bit.v1' is compiled again"):
         AdamW8bit(weight_decay=[0.1, 0.2])
-    with pytest.raises(ConfigError, match="'block_size'"):
-        AdamW8bit(block_size=0)
+    assert AdamW8bit(block_size=2).options["block_size"] == 2
+    for odd in (0, 1, 3):
+        with pytest.raises(ConfigError, match="'block_size'"):
+            AdamW8bit(block_size=odd)

@@ -171,15 +171,16 @@ def test_averages_decay_may_be_a_schedule(warmup, stop):
     assert "averages.decay" in optimizer.schedules
 
 
-def test_averages_refuse_a_decay_of_a_schedule_before_anything_is_updated():
-    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(iter([0.9, 0.9, 1.5])))
+@pytest.mark.parametrize("bad", [-0.5, 1.5])
+def test_averages_refuse_a_decay_of_a_schedule_before_anything_is_updated(bad):
+    model, optimizer = mixed_model(), TorchOptimizer(AdamW(), 0.01, averages=EMA(iter([0.0, 1.0, bad])))
     for step in range(3):
         backprop(model, numpy.random.default_rng(step))
         if step < 2:
             model.finish_update(optimizer)
             optimizer.step_schedules()
     before = params_of(model)
-    with pytest.raises(ScheduleError, match=r"'averages\.decay' at step 2: expected a number from 0 to 1, found 1\.5"):
+    with pytest.raises(ScheduleError, match=rf"'averages\.decay' at step 2: expected .* from 0 to 1, found {bad}"):
         model.finish_update(optimizer)
     assert same(before, params_of(model))
 
@@ -287,14 +288,6 @@ def test_averages_take_one_call_for_equal_factors(monkeypatch):
 class WithBuffers3(torch.nn.Sequential):
     def __init__(self):
         super().__init__(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
-
-
-def test_averages_of_a_param_that_was_frozen_since_are_not_used():
-    averages, param = Averages(SWA(0)), new_param()
-    feed(averages, param, [1.0, 2.0])
-    assert param.key in averages.as_thinc([])
-    param.group = None
-    assert averages.as_thinc([]) == {} and averages.state_dict([])["tensors"] == {}
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -493,23 +486,15 @@ def test_averages_refuse_ages_that_do_not_fit(ages):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kept"), [(torch.float16, "float32"), (torch.float32, "float64"), (torch.float64, "float32")]
+    ("dtype", "kept"),
+    [(torch.float16, "float32"), (torch.float32, "float64"), (torch.float64, "float32"), (torch.bfloat16, None)],
 )
 def test_averages_are_kept_in_one_dtype_and_used_in_that_of_the_param(dtype, kept):
     averages, param = Averages(EMA(0.5, warmup="torch", dtype=kept)), new_param(dtype=dtype)
     feed(averages, param, [1.0, 2.0, 2.0])
-    assert averages.tensor_of(param.key).dtype == getattr(torch, kept)
+    assert averages.tensor_of(param.key).dtype == getattr(torch, kept or "float32")
     used = averages.as_thinc([])[param.key]
     assert used.dtype == param.source.dtype and (used == 1.75).all()
-
-
-def test_averages_keep_steps_that_half_precision_rounds_away():
-    averages, param = Averages(EMA(0.9999, warmup="torch")), new_param(dtype=torch.bfloat16)
-    feed(averages, param, [1.0, *[2.0] * 100])
-    assert averages.tensor_of(param.key).dtype == torch.float32
-    assert averages.tensor_of(param.key)[0, 0].item() == pytest.approx(
-        2 - 0.9999**100, rel=1e-5
-    )  # float32, a hundred times
 
 
 def test_averages_stay_on_their_device():

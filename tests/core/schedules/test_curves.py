@@ -1,7 +1,6 @@
 """Each schedule against torch's schedulers, and restarts that these lack against transformers', if it is installed."""
 
 import inspect
-import json
 import math
 import re
 from itertools import islice
@@ -18,12 +17,8 @@ from thinc.api import registry
 from thinc.api import warmup_linear as thincs_warmup_linear
 from torch.optim import lr_scheduler as torchs
 
-from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core import schedules
-from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ScheduleError, StateError
-
-from ...peek import decay_of
 
 RATES = st.floats(1e-6, 10.0)
 PARTS = st.floats(0.0, 0.99)  # min_rate / initial_rate
@@ -289,13 +284,6 @@ def warmup_then(schedule, **last):
     return schedules.sequence({"rise": {"steps": 3, "schedule": warmup}, "then": {"schedule": schedule, **last}})
 
 
-def test_schedules_plateau_in_a_sequence_sees_no_score_when_its_turn_is_over():
-    plateau = schedules.plateau(1.0, factor=0.5, patience=0)
-    ours = schedules.sequence({"a": {"steps": 3, "schedule": plateau}, "b": {"steps": 2, "schedule": [7.0]}})
-    assert values_after(ours, [0.5, 0.4, 0.3, 0.2, 0.1, 0.0]) == [1.0, 1.0, 0.5, 7.0, 7.0, 7.0, 7.0]
-    assert plateau.value == 0.5
-
-
 @given(scores=SCORES, first=st.integers(1, 9), second=st.integers(1, 9))
 def test_schedules_plateau_in_a_sequence_of_sequences(scores, first, second):
     """Each plateau is as one of its own that sees the scores of its turn."""
@@ -339,18 +327,6 @@ def test_schedules_sequence_passes_scores_on_to_any_schedule_that_watches():
 
 
 PLATEAU_STATE = {"reductions": 1, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}
-
-
-def test_schedules_plateau_saves_its_state_in_plain_json():
-    ours = schedules.plateau(1.0, factor=0.5, patience=1)
-    assert json.loads(json.dumps(ours.state_dict(), allow_nan=False)) == {
-        **PLATEAU_STATE,
-        "reductions": 0,
-        "best": None,
-        "bad_evaluations": 0,
-    }
-    values_after(ours, [0.25, 0.2, 0.2, math.nan])
-    assert json.loads(json.dumps(ours.state_dict(), allow_nan=False)) == PLATEAU_STATE
 
 
 @pytest.mark.parametrize(
@@ -487,14 +463,6 @@ def test_schedules_drive_thincs_optimizer_and_ours(name, optimizer):
         sgd.step_schedules()
 
 
-def test_schedules_in_several_places_move_once():
-    shared, expected = (schedules.warmup_cosine(0.01, 100, 1000) for _ in range(2))
-    optimizer = TorchOptimizer(AdamW(weight_decay=shared), learn_rate=shared)
-    for rate in islice(expected, 150):
-        assert optimizer.learn_rate == decay_of(optimizer) == rate
-        optimizer.step_schedules()
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_schedules_are_checked_by_confection(name):
     good = block(name)
@@ -505,7 +473,6 @@ def test_schedules_are_checked_by_confection(name):
         registry.resolve({"s": {**good, "mistyped": 1}})
 
 
-WARMUP = {"initial_rate": 0.1, "warmup_steps": 5, "total_steps": 10}
 # Beside what each setting may be by itself: tests/test_every_setting.py.
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from thinc.api import Linear, PyTorchShim, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
-from thinc_torchopt.core.errors import GradSpikeWarning, NonFiniteGradWarning
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.errors import NonFiniteGradWarning
 from thinc_torchopt.core.host import module_of
 from thinc_torchopt.core.update.buffers import KeptBuffers
 
@@ -56,23 +56,6 @@ def test_buffers_are_as_if_skipped_batches_had_not_been(batches, averages):
         assert torch.equal(found, expected), name
     with model.use_params(optimizer.averages):
         assert module.eval()(GOOD).isfinite().all()
-
-
-def test_buffers_of_a_spike_are_put_back():
-    model, optimizer = (
-        PyTorchWrapper(module := normalizing_module()),
-        TorchOptimizer(SGD(), 1e-4, spike_factor=5.0, grad_clip=0.0),
-    )
-    for _ in range(21):
-        forward_and_backward(module, GOOD)
-        model.finish_update(optimizer)
-    before = copy.deepcopy(module.state_dict())
-    module(GOOD * 1e3)  # a batch of which BatchNorm's statistics tell
-    for param in module.parameters():
-        param.grad = torch.full_like(param, 1e3)
-    with pytest.warns(GradSpikeWarning):
-        model.finish_update(optimizer)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
 def test_buffers_of_all_components_are_put_back_in_a_joint_step():

@@ -4,131 +4,19 @@ import contextlib
 import copy
 import warnings
 
-import numpy
 import pytest
 import torch
-from thinc.api import PyTorchWrapper
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.algorithm import Algorithm
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Muon, NAdam, RMSprop
-from thinc_torchopt.core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
+from thinc_torchopt.core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning, ScheduleError
 
 from ...conftest import needs_muon
-from ...models import params_of, ready_pipeline, same, toy_examples, toy_pipeline
+from ...models import ready_pipeline
 from ...peek import without_params
-
-RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
-POLICIES = ["restore", "adopt", "raise"]
-
-
-class Run:
-    """A module that is trained by us, and a copy of it that is trained by torch."""
-
-    def __init__(self, **settings):
-        torch.manual_seed(0)
-        module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-        self.model, self.alone = PyTorchWrapper(module), copy.deepcopy(module)
-        self.optimizer = TorchOptimizer(SGD(momentum=0.9, weight_decay=0.01), iter(RATES), grad_clip=0.0, **settings)
-        self.plain = torch.optim.SGD(self.alone.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, fused=True)
-        self.rng = numpy.random.default_rng(0)
-        self.step_count = 0
-
-    def step(self, *, factor=1.0):
-        """factor (float): Of the rate in the plain loop."""
-        for ours, theirs in zip(self.model.shims[0]._model.parameters(), self.alone.parameters()):
-            ours.grad = torch.from_numpy(self.rng.normal(size=ours.shape).astype("f"))
-            theirs.grad = ours.grad.clone()
-        for group in self.plain.param_groups:
-            group["lr"] = RATES[self.step_count] * factor
-        self.plain.step()
-        self.step_count += 1
-        self.model.finish_update(self.optimizer)
-        self.optimizer.step_schedules()
-
-    @property
-    def inside(self):
-        return self.optimizer.torch_optimizers["algorithm"]
-
-    @property
-    def agrees(self):
-        return same(params_of(self.model), [param.detach() for param in self.alone.parameters()])
-
-
-def load(run):
-    run.inside.load_state_dict(run.inside.state_dict())
-    run.plain.load_state_dict(run.plain.state_dict())
-
-
-def load_another_rate(run):
-    state = copy.deepcopy(run.inside.state_dict())
-    state["param_groups"][0]["lr"] *= 5
-    run.inside.load_state_dict(state)
-
-
-def new_dicts(run):
-    run.inside.param_groups = [dict(group) for group in run.inside.param_groups]
-
-
-def clear(run):
-    run.inside.param_groups.clear()
-
-
-@pytest.mark.parametrize("change", [load, new_dicts])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_built_algorithm_the_same_groups_in_new_dicts_change_nothing(change, policy):
-    run = Run(on_outside_write=policy)
-    for step in range(7):
-        if step in (3, 4):
-            change(run)
-        run.step()
-        assert run.agrees
-        assert run.optimizer.learn_rates == {"default": run.inside.param_groups[0]["lr"]} == {"default": RATES[step]}
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_built_algorithm_a_rate_that_is_loaded_is_an_outside_write(policy):
-    run = Run(on_outside_write=policy)
-    for step in range(6):
-        if step == 3:
-            load_another_rate(run)
-            expectation = (
-                pytest.raises(LearnRateIntegrityError) if policy == "raise" else pytest.warns(LearnRateWarning)
-            )
-            with expectation as caught:
-                run.step(factor=5.0 if policy == "adopt" else 1.0)
-            if policy == "raise":
-                assert caught.value.what == "learn_rate" and caught.value.found == pytest.approx(1.5)
-                return
-        else:
-            run.step(factor=5.0 if policy == "adopt" and step > 3 else 1.0)
-        if policy == "restore":
-            assert run.agrees
-        else:  # a factor of 5, computed as a ratio of two rates: rounded once, in float64
-            assert all(
-                torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(params_of(run.model), run.alone.parameters())
-            )
-
-
-def test_built_algorithm_a_rate_of_zero_is_adopted_and_an_infinite_one_is_not():
-    run = Run(on_outside_write="adopt")
-    run.step()
-    run.inside.param_groups[0]["lr"] = 0.0
-    with pytest.warns(LearnRateWarning, match=r"The change is kept\."):
-        run.step(factor=0.0)
-    run.inside.param_groups[0]["lr"] = float("inf")
-    run.step(factor=0.0)
-    assert run.agrees
-
-
-def test_built_algorithm_groups_that_others_add_have_labels_of_their_own():
-    run = Run()
-    run.step()
-    for _ in range(3):
-        run.inside.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "name": "x"})
-    with pytest.warns(LearnRateWarning):
-        run.step()
-    assert list(run.optimizer.rates.learn_rates) == ["default", "algorithm/x", "algorithm/x-2", "algorithm/x-3"]
+from ..rates.test_writer import POLICIES, RATES, Run, load, load_another_rate, new_dicts
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -149,22 +37,7 @@ def test_built_algorithm_momentum_and_options_that_are_loaded_are_used(policy):
     assert len(caught) == (policy != "raise") and run.agrees
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_built_algorithm_groups_that_are_taken_out_come_back(policy):
-    run = Run(on_outside_write=policy)
-    run.step()
-    clear(run)
-    if policy == "raise":
-        with pytest.raises(LearnRateIntegrityError, match="'default' was removed from optimizer 'algorithm'"):
-            run.step()
-        return
-    with pytest.warns(LearnRateWarning, match=r"'default' was removed.*The change was undone\. .*freeze"):
-        run.step()
-    run.step()
-    assert run.agrees and len(run.inside.param_groups) == 1
-
-
-@pytest.mark.parametrize("change", [load, load_another_rate])
+@pytest.mark.parametrize("change", [load, load_another_rate, new_dicts])
 def test_built_algorithm_params_may_come_and_go_after_groups_were_loaded(change):
     run = Run(on_outside_write="restore")
     run.step()
@@ -173,6 +46,29 @@ def test_built_algorithm_params_may_come_and_go_after_groups_were_loaded(change)
     with expectation, without_params(run.optimizer):
         assert run.inside.param_groups == []
     assert [len(group["params"]) for group in run.inside.param_groups] == [4]
+
+
+def test_built_algorithm_options_that_schedules_move_stay_in_range():
+    run = Run()
+    run.optimizer = TorchOptimizer(SGD(momentum=iter([0.5, -0.5])), 0.1)
+    run.step()
+    with pytest.raises(ScheduleError, match=r"'algorithm\.momentum' at step 1.*-0\.5"):
+        run.step()
+
+
+class NoVectors(torch.optim.SGD):
+    def __init__(self, params, **options):
+        params = list(params)
+        if any(param.ndim == 1 for param in params):
+            raise ValueError("No vectors.")
+        super().__init__(params, **options)
+
+
+def test_built_algorithm_names_the_param_that_is_refused():
+    run = Run()
+    run.optimizer = TorchOptimizer(Algorithm("picky", NoVectors, {}), 0.1)
+    with pytest.raises(ConfigError, match=r"Can't train param 'pytorch/0/bias' .*'picky' refuses .*No vectors"):
+        run.step()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -211,37 +107,6 @@ def test_built_algorithm_adopted_rates_survive_growth_and_are_shown():
     run.step(factor=5.0)
     assert run.optimizer.learn_rates == {"default": pytest.approx(RATES[2] * 5)}
     assert shown == {run.optimizer.learn_rates["default"]}
-
-
-def test_built_algorithm_rates_that_are_rolled_back_are_shown():
-    run = Run(on_outside_write="restore")
-    for _ in range(5):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", LearnRateWarning)
-            run.step()
-        run.inside.param_groups[0]["lr"] = 3.0
-    run.optimizer.rates.scale = 0.5
-    shown = {info.learn_rate for info in run.optimizer.describe()}
-    run.step()
-    assert run.optimizer.learn_rates == {"default": RATES[5] * 0.5} and shown == {RATES[5] * 0.5}
-
-
-def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    optimizer = TorchOptimizer(SGD(), 0.1)
-    nlp.initialize(lambda: examples, sgd=optimizer)
-    nlp.update(examples, sgd=optimizer)
-    for name in ("morphologizer", "ner"):
-        nlp.add_pipe(name).initialize(lambda: examples, nlp=nlp)
-        for _ in range(3):
-            nlp.update(examples, sgd=optimizer)
-    rates = optimizer.learn_rates
-    assert (
-        list(rates.values()) == [group["lr"] for group in optimizer.torch_optimizers["algorithm"].param_groups]
-        and len(set(rates.values())) == 3
-    )
-    assert list(rates) == ["default", "new", "new-2"]
 
 
 @pytest.mark.parametrize("algorithm", [pytest.param(Muon, marks=needs_muon), NAdam, RMSprop])

@@ -111,17 +111,6 @@ def test_guard_equals_one_that_looks_at_the_whole_past(norms, level, factor, pol
     assert guard.nonfinite == sum(not math.isfinite(norm) for norm in norms) and guard.bad_in_a_row == in_a_row
 
 
-@pytest.mark.parametrize("factor", [2.0, 5.0, 10.0])
-def test_guard_gets_over_a_new_level(factor):
-    """The average rises by (factor - 1) percent with each spike, so it takes a logarithm of the rise."""
-    guard = GradGuard(20, spike_factor=factor)
-    for _ in range(1000):
-        judge(guard, 1.0)
-    found = [judge(guard, 1000.0) for _ in range(2000)]
-    needed = math.log(1000 / factor) / math.log(1 + 0.01 * (factor - 1))
-    assert found.count(None) == math.ceil(needed) and None not in found[math.ceil(needed) :]
-
-
 def test_guard_keeps_an_average_for_each_set_of_params():
     guard = GradGuard(20, spike_factor=3.0)
     tagger = [Param(name, name, None, torch.ones(1)) for name in ("tagger/W", "tagger/b")]
@@ -225,12 +214,6 @@ def test_guard_skips_a_spike_as_if_the_batch_had_not_been(clip_by):
         params = train(optimizer, change=multiply)
     assert_same_training((params, optimizer), (train(oracle, change=lambda optimizer, grads: False), oracle))
     assert set(optimizer.nr_update.values()) == {25} and optimizer.skipped_updates == optimizer.grad_spikes == 1
-
-
-def test_guard_changes_nothing_where_there_is_no_spike():
-    optimizer, oracle = build(spike_factor=10.0), build(max_nonfinite=0)
-    assert_same_training((train(optimizer), optimizer), (train(oracle), oracle))
-    assert optimizer.grad_spikes == optimizer.skipped_updates == 0
 
 
 @pytest.mark.parametrize(
@@ -481,6 +464,19 @@ def test_guard_resumes_exactly(norms, data):
     found += [judge(second, norm) for norm in norms[cut:]]
     assert found == expected and second.averages == whole.averages
     assert second.state_dict() == whole.state_dict()
+
+
+def test_guard_state_follows_components_to_other_names():
+    guard = GradGuard(20)
+    state = {**guard.state_dict(), "spikes": 7, "bad_in_a_row": 2}
+    names = "ner (2 params)", "ner+tagger (4 params)", "ner/W", "tagger (2 params)"
+    state["averages"] = dict.fromkeys(names, AVERAGE)
+    state["nonfinite_in_a_row"] = {"ner": 1, "tagger": 2}
+    guard.load_state_dict(state, {"ner": "z"})
+    assert [*guard.averages] == ["z (2 params)", "tagger+z (4 params)", "z/W", "tagger (2 params)"]
+    assert guard.nonfinite_in_a_row == {"z": 1, "tagger": 2}
+    guard.begin_anew()
+    assert guard.state_dict() == {**GradGuard(20).state_dict(), "spikes": 7}
 
 
 AVERAGE = {"norm": 1.0, "updates": 3}

@@ -63,13 +63,16 @@ def groups_of(optimizer):
     "move",
     [
         torch.nn.Module.double,
+        torch.nn.Module.bfloat16,  # without a fused kernel
         lambda module: [setattr(param, "data", param.data.t().contiguous().t()) for param in module.parameters()],
     ],
 )
 def test_plan_gradients_of_params_that_moved_are_all_used(move):
     """A whole module goes to another dtype or memory order between two updates."""
     module = torch.nn.Sequential(torch.nn.Linear(5, 4, bias=False), torch.nn.Linear(4, 3, bias=False))
-    model, optimizer = PyTorchWrapper(module), TorchOptimizer(SGD(), 0.1, grad_clip=0.0)
+    rates = [0.5, 0.25, 0.125, 0.0625]
+    model = PyTorchWrapper(module)
+    optimizer = TorchOptimizer(SGD(), iter(rates), grad_clip=0.0, on_outside_write="raise")
     for step in range(3):
         if step == 1:
             move(module)
@@ -77,8 +80,9 @@ def test_plan_gradients_of_params_that_moved_are_all_used(move):
         for param, other in zip(module.parameters(), plain):
             param.grad = torch.full_like(param, 0.5)
             other.grad = param.grad.clone()
-        torch.optim.SGD(plain, lr=0.1).step()
+        torch.optim.SGD(plain, lr=rates[step]).step()
         model.finish_update(optimizer)
+        optimizer.step_schedules()
         assert same([param.detach() for param in module.parameters()], [param.detach() for param in plain])
 
 
@@ -91,7 +95,8 @@ def test_plan_what_is_frozen_by_hand_waits_for_no_step():
     for step in range(4):
         update(nlp, optimizer, step)
     assert same(values(nlp, "tagger"), before)
-    assert {info.frozen_until for info in optimizer.describe() if info.name.startswith("tagger/")} == {float("inf")}
+    found = [info for info in optimizer.describe() if info.name.startswith("tagger/")]
+    assert {(info.frozen_until, info.learn_rate) for info in found} == {(float("inf"), 0.0)}
 
 
 def test_plan_an_unfreeze_that_is_refused_changes_nothing():
@@ -111,6 +116,20 @@ def test_plan_an_unfreeze_that_is_refused_changes_nothing():
     other = told(nlp, SGD(momentum=0.9), param_groups=blocks)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert other.learn_rates == optimizer.learn_rates
+
+
+def test_plan_a_name_that_is_refused_leaves_the_settings():
+    nlp = two_models()
+    blocks = {
+        "A": {"params": ["re:^tag"], "nesterov": True},
+        "W": {"params": ["re:^(tags|morph).*0/"], "momentum": 0.0},
+    }
+    optimizer = told(nlp, SGD(momentum=0.9), param_groups=blocks)
+    before = [info.options for info in optimizer.describe()]
+    nlp.rename_pipe("tagger", "tags")
+    with pytest.raises(ConfigError, match="refuses them together"):
+        optimizer.introduce(nlp)
+    assert [info.options for info in optimizer.describe()] == before
 
 
 def test_plan_adopted_rates_hold_for_params_that_are_thawed():
@@ -149,11 +168,20 @@ def test_plan_groups_are_called_after_their_own_params():
     for limits in ((-1.0, None), (0.0, -1.0)):
         with pytest.raises(ConfigError, match="_rate' in the learn rate controller: expected a number of at least 0"):
             optimizer.scale_learn_rates(["A"], 0.5, *limits)
+    groups = groups_of(optimizer)
+    optimizer.scale_learn_rates(["*"], 1.0)
+    assert len(groups) == 1 and groups_of(optimizer)[0] is groups[0]
     optimizer.scale_learn_rates(["A"], 0.5)
     ids = {info.group: info.learn_rate for info in optimizer.describe()}
     assert ids == {"A": 0.05, "B": 0.1}
     update(nlp, optimizer, 1)
     assert optimizer.rates.learn_rates == {"A": 0.05, "B": 0.1}
+    optimizer.scale_learn_rates(["B"], 0.5)
+    update(nlp, optimizer, 2)
+    other = told(nlp, SGD())
+    other.load_state_dict(optimizer.state_dict())
+    assert [group["lr"] for group in groups_of(other)] == [0.05]
+    assert optimizer.rates.learn_rates == other.rates.learn_rates == {"B": 0.05}
 
 
 @needs_library

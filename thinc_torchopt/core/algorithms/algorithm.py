@@ -83,8 +83,8 @@ class Algorithm:
     counts_for_group: bool = False
     finds_rate: bool = False
     state_bytes: Callable[[Mapping[str, Any], tuple[int, ...]], int] | None = None
-    trial: TryOutResult = field(init=False, repr=False)
-    ranges: OptionRanges = field(init=False, repr=False, compare=False)
+    trial: TryOutResult = field(init=False)
+    ranges: OptionRanges = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trial", try_out(self.build, self.label, self.options))
@@ -201,7 +201,6 @@ def try_out(
             entry.read = set()
             if has_eval_form := hasattr(optimizer, "eval") and hasattr(optimizer, "train"):
                 optimizer.eval()
-                optimizer.train()
             read_by_eval = entry.read
     except Exception as error:
         reason = f"it also needs the option {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
@@ -306,8 +305,8 @@ def may_move(value: Any) -> bool:
 
 # ---------------------------------------------------------------------- values of schedules
 
-# The first values to try. Valid ranges usually begin or end at 0 or 1.
-_TRIED = (-1000.0, -1.0, 0.0, 1e-12, 0.5, 1.0 - 1e-7, 1.0, 1.0 + 1e-7, 1000.0)
+# The first values to try. Valid ranges usually begin at 0, and some end at 1.
+_TRIED = (1e-12, 1.0 - 1e-7, 1000.0)
 
 
 class OptionRanges:

@@ -80,11 +80,6 @@ def fit_param_state(
     RAISES (StateError): The kind does not fit the shapes, or state has an unknown shape.
     """
     check_on_growth(on_growth)
-    if kind is None and old_dtype is new_param.dtype and tuple(old_shape) == new_param.shape:
-        device, strides = new_param.device, ((), new_param.stride())
-        tensors = [value for value in state.values() if isinstance(value, Tensor)]
-        if all(value.device == device and value.stride() in strides for value in tensors):
-            return dict(state)
     roles = roles_of(optimizer_class)
     if order is not None:  # cells in its middle are fitted as if they were at its end, and then put in place
         param, new_param, row_size = new_param, order.old_first(new_param.detach()), 1
@@ -103,8 +98,8 @@ def fit_param_state(
         shape = _new_shape(key, role, value, old, new, name)
         if shape is not None:
             dtype = new_param.dtype if value.dtype == old_dtype else value.dtype
-            value = value.to(new_param.device, dtype)
-            value = _fit(value, shape, is_reshape, on_growth, _SUM_SCALE if role == "sum" else 1.0)
+            scale = _SUM_SCALE if role == "sum" else 1.0
+            value = _fit(value.to(new_param.device, dtype), shape, is_reshape, on_growth, scale)
             fitted[key] = value = _with_strides_of(new_param, value)
             if role == "copy" and old != new and not is_reshape:
                 kept = _leading(value, old).clone()
@@ -128,9 +123,9 @@ def _in_place(state: Mapping[str, Any], order: Order, param: Tensor, roles: Role
     """The state of a param with its new cells at the end, in the order of the param."""
     found = dict(state)
     for key, value in state.items():
-        axis = order.axis
-        if isinstance(value, Tensor) and value.ndim == param.ndim - 1:  # factored, without one of the dimensions
-            missing = param.ndim + _SUMMED.get(role_of(roles, key) or "", -1)
+        axis, role = order.axis, role_of(roles, key)
+        if role in _SUMMED and value.ndim < param.ndim:  # factored, without one of the dimensions
+            missing = param.ndim + _SUMMED[role]
             axis = -1 if axis == missing else axis - (axis > missing)
         if isinstance(value, Tensor) and 0 <= axis < value.ndim and value.shape[axis] == param.shape[order.axis]:
             found[key] = _with_strides_of(param, order.in_place(value, axis))
@@ -218,7 +213,7 @@ def _expand(value: Tensor, shape: Shape, fill: Fill, scale: float) -> Tensor:
             is_zero = fill == "zero" or not grown.numel()
             cells = grown.new_zeros(()) if is_zero else grown.mean(dim, keepdim=True)
             grown = torch.cat((grown, cells.expand(sizes)), dim)
-    if scale != 1.0 and grown is not value:
+    if grown is not value:
         _leading(grown.mul_(scale), value.shape).copy_(value)
     return grown
 
@@ -240,10 +235,8 @@ def _resample(value: Tensor, dim: int, size: int) -> Tensor:
     floats.
     """
     old_size = value.shape[dim]
-    if size == old_size:
-        return value
     positions = torch.arange(size, dtype=torch.float64, device=value.device).add_(0.5).mul_(old_size / size).sub_(0.5)
-    positions.clamp_(0, old_size - 1)
+    positions.clamp_(min=0)
     lower = positions.long()
     weight = (positions - lower).to(value.dtype).view(-1, *[1] * (value.ndim - dim - 1))
     upper_cells = value.index_select(dim, (lower + 1).clamp_(max=old_size - 1))
@@ -309,8 +302,6 @@ def _has_shape(value: Any, shape: Sequence[int]) -> bool:
 
 def _factored(shape: Shape, dim: int, ndim: int) -> Shape:
     """Shape of a factored state."""
-    if len(shape) < 2:
-        return ()
     summed = len(shape) + dim
     return (*shape[:summed], *([1] if ndim == len(shape) else []), *shape[summed + 1 :])
 

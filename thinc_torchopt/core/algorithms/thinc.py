@@ -131,8 +131,7 @@ class ThincAdam(_ThincOptimizer):
         else:
             # It counts this step itself, once for each param.
             steps = [torch.tensor(step - 1.0) for _ in params]
-            one_by_one: dict[str, Any] = {"foreach": False, "fused": False, "capturable": False}
-            adamw(params, grads, exp_avgs, exp_avg_sqs, [], steps, differentiable=False, **one_by_one, **options)
+            adamw(params, grads, exp_avgs, exp_avg_sqs, [], steps, **options)
 
 
 class ThincSGD(_ThincOptimizer):
@@ -168,8 +167,7 @@ class ThincSGD(_ThincOptimizer):
         if fused:
             kernels.sgd_(params, grads, **options)
         else:
-            plain: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "has_sparse_grad": False}
-            sgd(params, grads, [None] * len(params), foreach=False, fused=False, **plain, **options)
+            sgd(params, grads, [None] * len(params), momentum=0.0, dampening=0.0, nesterov=False, **options)
 
 
 def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
