@@ -17,7 +17,7 @@ from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning, Rollba
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ...runs import config_for
-from .kit import evaluated, events, only, row, rows, write
+from .kit import evaluated, events, log, only, row, rows, write
 
 # ---------------------------------------------------------------------- reading
 
@@ -62,8 +62,18 @@ def test_runs_speed_leaves_evaluations_out_if_the_log_tells_them_apart(tmp_path)
     run = only(read_runs([write(tmp_path / "rounded.jsonl", rounded)]))
     assert run.speed == pytest.approx(39 / int(seconds), rel=0.01)
     assert numpy.isfinite(run.speeds()[1]).all()
-    back = [row(step, seconds=step + 0.5, words=words) for step, words in enumerate([0, 8, 4, 12])]
-    assert only(read_runs([write(tmp_path / "back.jsonl", back)])).speed == 8.0  # as after a rollback
+    back = [row(step, seconds=step + 0.5, words=words) for step, words in enumerate([0, 8, 4, 12, 12])]
+    assert only(read_runs([write(tmp_path / "back.jsonl", back)])).speed == 16 / 3  # as after a rollback
+
+
+@pytest.mark.parametrize(
+    ("n", "seconds", "steps"),
+    [(13, 1, [5, 10]), (4, 1, [3]), (302, 0.5, [*range(3, 302, 3)])],  # whole seconds are rounded: 5 at least
+)
+def test_runs_speeds_are_means_over_at_most_150_stretches(n, seconds, steps, tmp_path):
+    lines = log(range(n), words=[2 * i for i in range(n)], seconds=[seconds * i for i in range(n)])
+    x, y = only(read_runs([write(tmp_path / "log.jsonl", lines)])).speeds()
+    assert x.tolist() == steps and set(y) == {2 / seconds}
 
 
 @pytest.mark.parametrize(
@@ -182,7 +192,7 @@ def test_runs_takes_the_logs_of_a_resumed_run_together(tmp_path):
     alone = only(read_runs([third]))
     told = alone.notes[-2:]
     assert told == ["log-2.jsonl begins at step 11: the log of the earlier steps is not in its folder.", later]
-    assert alone.paths == [second, third]
+    assert alone.paths == [second, third] and events(alone) == [("resumed", 18, "")]
 
 
 def test_runs_mixes_no_two_runs(tmp_path):
@@ -196,7 +206,12 @@ def test_runs_mixes_no_two_runs(tmp_path):
     for path in (first, resumed):
         assert only(read_runs([path])).paths == [first, resumed]
     assert only(read_runs([again])).paths == [other, again]
-    assert [run.steps.tolist() for run in read_runs([again, resumed])] == [[*range(8)], [*range(10)]]
+    both = read_runs([again, resumed])
+    assert [run.steps.tolist() for run in both] == [[*range(8)], [*range(10)]]
+    assert [run.notes[0].partition("resumed at ")[2] for run in both] == [
+        "step 6 (in log-5.jsonl).",
+        "step 8; one step was done again (in log-4.jsonl).",
+    ]
 
 
 def test_runs_of_a_log_whose_steps_go_back(tmp_path):
