@@ -10,9 +10,9 @@ from spacy.scorer import Scorer
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
 
-from thinc_torchopt.addons.report.errors import N_WORST, compare, passages_of
+from thinc_torchopt.addons.report.errors import compare, passages_of
 from thinc_torchopt.addons.report.figures import draw
-from thinc_torchopt.addons.report.kinds import Entities
+from thinc_torchopt.addons.report.kinds import Categories, Entities
 from thinc_torchopt.addons.report.labels import Trained
 from thinc_torchopt.addons.report.report import Report
 from thinc_torchopt.addons.report.runs import read_runs
@@ -99,7 +99,7 @@ def test_errors_that_are_worst_come_first(foretold, tmp_path):
     nlp, component = foretold
     found = compare(nlp, written(nlp, component, [words(12, i) for i in range(90)], tmp_path / "dev.spacy"))
     for kind in found.kinds:
-        assert len(kind.worst) == min(N_WORST, kind.n_passages) and kind.wrong >= sum(one.wrong for one in kind.worst)
+        assert len(kind.worst) == min(20, kind.n_passages) and kind.wrong >= sum(one.wrong for one in kind.worst)
         order = [(-(one.badness or one.wrong), one.right, one.number) for one in kind.worst]
         assert order == sorted(order)
         assert {one.number % 2 for one in kind.worst} == {0}  # every second text is predicted as it is annotated
@@ -179,6 +179,17 @@ def test_errors_in_long_words_are_cut_after_1000_characters(lengths, shown, mark
     words = ["x" * n for n in lengths]
     [(words, _, _, *found)] = passages_in(words, [(1, len(words), "A")], [])
     assert ([*map(len, words)], found) == (shown, [marks, [], is_cut])
+
+
+@pytest.mark.parametrize("n", [120, 121])
+def test_errors_of_categories_are_shown_with_120_words(n):
+    predicted, annotated = (Doc(spacy.blank("xx").vocab, words=["x"] * n) for _ in range(2))
+    annotated.cats, predicted.cats = {"A": 1.0, "B": 0.0, "C": 0.0}, {"A": 0.25, "B": 0.875, "C": 0.125, "D": 1.0}
+    example, kind = Example(predicted, annotated), Categories("cats", (), 0.5)
+    [found] = passages_of(kind, example, *kind.compare(example))
+    assert (found.words, found.is_cut) == (["x "] * 120, n > 120)
+    assert (found.wrong, found.right, found.badness) == (2, 1, 0.875)
+    assert found.categories == [("A", True, 0.25), ("B", False, 0.875)]
 
 
 HOSTILE = [

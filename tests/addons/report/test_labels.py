@@ -4,7 +4,10 @@ import json
 
 import pytest
 from confection import Config
+from spacy.tokens import Doc, DocBin
+from spacy.vocab import Vocab
 
+from thinc_torchopt.addons.report import labels
 from thinc_torchopt.addons.report.report import _beside, read_report
 from thinc_torchopt.core.errors import ConfigError
 
@@ -83,3 +86,35 @@ def test_labels_of_logs_that_say_odd_things_about_their_training(tmp_path):
     read_report(path).to_disk(tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
     assert not page.all("w") and "Trained: <w>." in page.texts
+
+
+def test_labels_are_counted_in_the_first_texts_of_a_corpus(tmp_path, monkeypatch):
+    doc = Doc(Vocab(), ["a", "b"], tags=["X", ""], deps=["ROOT", ""], heads=[0, 0], morphs=["Case=Nom|Number=Sing", ""])
+    doc.cats = {"half": 0.5, "more": 0.75}
+    DocBin(docs=[doc] * 3, store_user_data=True).to_disk(tmp_path / "a.spacy")
+    monkeypatch.setattr(labels, "MOST_WORDS", 4)
+    found = labels.count_texts(str(tmp_path / "a.spacy"))
+    assert (found.n_texts, found.n_words, found.is_whole) == (3, 6, False)
+    assert found.counts == {
+        "cats": {"more": 2}, "tag": {"X": 2}, "dep": {"root": 2}, "morph": {"Case": 2, "Number": 2}
+    }  # fmt: skip
+    monkeypatch.setattr(labels, "MOST_WORDS", 5)
+    assert labels.count_texts(str(tmp_path / "a.spacy")).is_whole
+    assert labels.count_texts("") == labels.Texts("")
+
+
+def test_labels_in_a_table_are_sorted_and_without_empty_columns():
+    scores = {"ents_per_type": {"b" * 60: {"p": 0.25, "r": 1.0, "f": 0.4}, "c" * 61: {}, "a": {}}, "ents_f": 0.5}
+    entities, areas = labels.tables_of(
+        {**scores, "cats_auc_per_type": {"d": 0.75}, "cats_f_per_type": {}},
+        {"ents": {"a": 1200, "b" * 60: 1200, "c" * 61: 3}},
+        {"cats": {"d": 7}},
+    )
+    assert entities.headers == ["label", "precision", "recall", "F-score", "in training"]
+    none = ["\u2013"] * 3
+    assert entities.cells(3) == [
+        ["a", *none, "1,200"],
+        ["b" * 60, "0.250", "1.000", "0.400", "1,200"],
+        ["c" * 59 + "\u2026", *none, "3"],
+    ]
+    assert (areas.headers, areas.cells(1)) == (["label", "AUC", "annotated"], [["d", "0.750", "7"]])

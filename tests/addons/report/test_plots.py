@@ -9,7 +9,7 @@ import pytest
 from pytest import approx
 
 from thinc_torchopt.addons.report import plots
-from thinc_torchopt.addons.report.style import COLOURS, MUTED
+from thinc_torchopt.addons.report.style import COLOURS, MUTED, style
 from thinc_torchopt.addons.trials.lr_finder import RangeTest
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.errors import ConfigError
@@ -45,13 +45,12 @@ SWEPT = [
 SMOOTHED, NOT_FINITE = [2.0, 1.5, 1.6], [("left out", MUTED, "x", [(1e-3, math.inf)])]
 
 SCORES = {3: [0.5, 0.7], 6: [0.8, 0.9], 12: [0.95]}
-# The standard deviation of two is their distance by the root of 2.
 CURVE = [
     ("of each seed", C[0], ".", [(3, 0.5), (3, 0.7), (6, 0.8), (6, 0.9), (12, 0.95)]),
     ("mean and spread", C[0], "-", [(3, approx(0.6)), (6, approx(0.85)), (12, 0.95)]),
-    ("", C[0], "_", [(3, approx(0.6 - 0.2 / 2**0.5)), (6, approx(0.85 - 0.1 / 2**0.5)), (12, 0.95)]),
-    ("", C[0], "_", [(3, approx(0.6 + 0.2 / 2**0.5)), (6, approx(0.85 + 0.1 / 2**0.5)), (12, 0.95)]),
 ]
+# The standard deviation of two is their distance by the root of 2.
+SPREAD = [[(3, 0.6 - 0.02**0.5), (3, 0.6 + 0.02**0.5)], [(6, 0.85 - 0.005**0.5), (6, 0.85 + 0.005**0.5)]]
 
 TRIALS = [
     plots.Point(0, 0.5, "complete", {"a.rate": 1e-3, "b.kind": "x"}),
@@ -64,11 +63,11 @@ BARS = {"How much each setting matters | importance | ": ("linear", "linear", []
 
 
 def trials(stopped, *done):
-    return [("stopped early", "#999999", "x", [stopped]), ("to the end", C[0], "o", [*done])]
+    return [("stopped early", MUTED, "x", [stopped]), ("to the end", C[0], "o", [*done])]
 
 
 HISTORY = [
-    ("not finished", "#999999", "+", [(5, 0.9)]),
+    ("not finished", MUTED, "+", [(5, 0.9)]),
     *trials((1, 0.2), (0, 0.5), (3, 0.7), (4, 0.6)),
     ("best so far", C[0], "-", [(0, 0.5), (3, 0.7), (4, 0.7)]),
     ("the config as it is, other seeds", C[1], "--", [(0, 0.55), (1, 0.55)]),
@@ -134,8 +133,17 @@ def test_plots_show_the_numbers(name, tmp_path, figures):
         ]
     if name == "learning curve":
         assert list(first.get_xticks()) == [*SCORES] and first.get_xlim()[0] == 0
+        bars = [bar.tolist() for bar in first.collections[0].get_segments()]
+        assert bars[:2] == [[approx(end) for end in bar] for bar in SPREAD] and bars[2] == [[12, 0.95]] * 2
+    assert [*figures[0].get_size_inches()] == ([12, 6] if "study" in name else [9, 5])
+    assert all(line.get_clip_on() is (line.get_label() != "left out") for line in first.lines)
     if name == "study":
-        assert [text.get_text() for text in others[0].get_yticklabels()] == ["b.kind", "a.rate"]
+        bars, _, by_rate = others
+        assert [text.get_text() for text in bars.get_yticklabels()] == ["b.kind", "a.rate"] and bars.yaxis_inverted()
+        ticks = zip(by_rate.get_xticks(), by_rate.get_xticklabels())
+        assert [label.get_text() for at, label in ticks if 1e-4 <= at <= 0.1] == ["0.0001", "0.001", "0.01", "0.1"]
+        above, below = figures[0].subfigs
+        assert above.bbox.height == approx(below.bbox.height)
 
 
 @pytest.mark.parametrize("suffix, start", [("png", b"\x89PNG"), ("SVG", b"<?xml"), ("pdf", b"%PDF")])
@@ -148,11 +156,15 @@ def test_plots_are_the_same_each_time(tmp_path, suffix, start):
     assert first.read_bytes() == second.read_bytes() and first.read_bytes().startswith(start)
 
 
-def test_plots_many_groups_have_each_a_name_and_a_look(tmp_path, figures):
-    rates = {f"layer-{i}": [i, i + 1] for i in range(25)}
+@pytest.mark.parametrize("n", [6, 7, 25])
+def test_plots_many_groups_have_each_a_name_and_a_look(n, tmp_path, figures):
+    """A legend with more than six lines is beside the picture."""
+    rates = {f"layer-{i}": [i, i + 1] for i in range(n)}
     plots.plot_schedule(rates, tmp_path / "rates.svg")
-    names, colours, *_ = zip(*series(figures[0].axes[0]))
-    assert len(set(colours)) == 25 and set(names) == set(rates)
+    [axes] = figures[0].axes
+    names, colours, *_ = zip(*series(axes))
+    assert len(set(colours)) == n and set(names) == set(rates)
+    assert (axes.get_legend().get_window_extent().x0 > axes.get_window_extent().x1) == (n > 6)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +199,8 @@ def test_plots_without_matplotlib_name_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(compat, "has_matplotlib", False)
     with pytest.raises(ImportError, match=r"pip install 'matplotlib>="):
         plots.check_picture(tmp_path / "rates.png")
-    with pytest.raises(ImportError, match="not installed"):
-        plots.plot_schedule(RATES, tmp_path / "rates.png")
+    with pytest.raises(ImportError, match="not installed"), style():
+        pass
 
 
 def test_plots_open_no_display(tmp_path, monkeypatch):

@@ -166,14 +166,6 @@ def test_report_prints_a_summary(tmp_path):
     assert found.stderr.startswith("Error: Can't read the training log")
 
 
-def test_report_without_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setattr(compat, "has_matplotlib", False)
-    runs = read_runs([write(tmp_path / "log.jsonl", rows(3))])
-    for suffix in ("html", "png"):
-        with pytest.raises(ImportError, match=r"pip install 'matplotlib>="):
-            Report(runs).to_disk(tmp_path / f"report.{suffix}")
-
-
 # ---------------------------------------------------------------------- the trained pipeline
 
 

@@ -9,6 +9,7 @@ import pytest
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Corpus, Example
 from spacy.util import registry
+from spacy.vocab import Vocab
 
 from thinc_torchopt.addons.report import kinds, suspects
 from thinc_torchopt.addons.report.report import read_report
@@ -88,6 +89,12 @@ def test_scores_of_words_are_hardness_and_rarity_in_standard_deviations(examples
     for i, (mean, rare) in enumerate(zip(means, rarity)):
         expected = mean / spread(means) + 0.3 * numpy.array(rare) / spread(rarity)
         assert one.scores[i] == pytest.approx(expected, rel=1e-5)
+
+
+def test_suspects_are_shown_with_four_words_on_each_side():
+    doc = Doc(Vocab(), [*"abcdefghijkl"], tags=[*"XXXXXXYZXXXX"])
+    [first, *_] = suspects_of(kinds.TokenLabels("tag"), [Example(doc, doc)], [[0.0] * 6 + [1.0] + [0.0] * 5])
+    assert first.context == "c d e f [g] h i j k"
 
 
 def test_entities_are_dropped_moved_added_or_usual_elsewhere(examples):
@@ -421,6 +428,10 @@ def test_corpus_of_suspects_is_what_an_augmenter_reads_and_ends(corpus):
     nlp.config["paths"] |= {name: str(corpus[name]) for name in ("train", "dev")}
     nlp.config["corpora"]["train"]["augmenter"] = LOWER
     assert {example.text[:4] for example in suspects._corpus_of(nlp)} == {"Anna"}
+    reader = nlp.config["corpora"]["train"]
+    n = len(suspects._corpus_of(nlp))
+    reader |= {"limit": 3, "max_length": 4}
+    assert len(suspects._corpus_of(nlp)) <= 3 < len(suspects._corpus_of(nlp, is_whole=True)) == n
     nlp.config["training"]["max_epochs"] = -1
     with pytest.raises(ConfigError, match="max_epochs is -1"):
         suspects._corpus_of(nlp)

@@ -29,6 +29,8 @@ from .kinds import Categories, Items, Kind, kinds_of
 # For each kind.
 N_WORST = 20
 _MOST_WORDS, _MOST_CHARACTERS = 60, 1000
+# Words of a text that is shown as a whole.
+_MOST_OF_TEXT = 120
 
 
 class Mark(NamedTuple):
@@ -249,13 +251,13 @@ def _of_text(kind: Categories, example: Example, annotated: Items, predicted: It
     held, chosen = ({item.label for item in items} for items in (annotated, predicted))
     differ = held ^ chosen
     shown = sorted(held | chosen, key=lambda name: (-values.get(name, 0.0), -scores.get(name, 0.0)))
-    words, is_cut = _words(example.predicted, 0, min(len(example.predicted), 2 * _MOST_WORDS))
+    words, is_cut = _words(example.predicted, 0, _MOST_OF_TEXT)
     yield Passage(
         0,
         len(differ),
         len(values.keys() | differ) - len(differ),
         words,
-        is_cut or len(example.predicted) > 2 * _MOST_WORDS,
+        is_cut or len(example.predicted) > _MOST_OF_TEXT,
         categories=[(name, values.get(name, 0.0) > 0.5, scores.get(name, 0.0)) for name in shown],
         badness=max((abs((values.get(name, 0.0) > 0.5) - scores.get(name, 0.0)) for name in differ), default=0.0),
     )

@@ -21,21 +21,19 @@ from .errors import Mark, Passage
 from .labels import shown
 from .log_file import printable
 from .runs import LoggedRun
-from .style import BAD, COLOURS, GRID, TEXT, colour_of, needs_log, scale_rates, set_ticks
+from .style import BAD, COLOURS, TEXT, colour_of, needs_log, scale_rates, set_ticks
 
 Runs = Sequence[LoggedRun]
 # A curve with more points is reduced to the lowest and highest of neighbours.
 _MAX_POINTS = 1200
-# Curves with fewer points are not smoothed; points of a smoothed curve.
-_MIN_SMOOTHED, _SMOOTHED_POINTS = 60, 400
-# Curves with more points are drawn without dots.
-_MAX_DOTS = 60
+# Curves with more points are smoothed, and drawn without dots.
+_FEW_POINTS = 60
 # Scores with these prefixes are only in the table.
 _SECONDARY = ("token_", "speed")
 # Kinds with more events are only in the panel of events.
 _MAX_LINES = 5
-# Events closer than this part of the width are joined to one mark.
-_APART = 1 / 400
+# Events are joined to this many marks.
+_MAX_MARKS = 400
 _MAX_KINDS, _MAX_NAME = 16, 40
 # The look of kinds of events: marker, colour, and dashes of lines through all panels.
 _LOOKS: dict[str, tuple[str, str, str | None]] = {
@@ -50,7 +48,7 @@ _OF_RULES = (COLOURS[2], COLOURS[3], COLOURS[6], COLOURS[5])
 
 
 class Panel(NamedTuple):
-    """A picture over the steps. height (float): In points. draw (Callable): Draws it into axes, and returns a
+    """A picture over the steps. height (float): In pixels. draw (Callable): Draws it into axes, and returns a
     caption.
     """
 
@@ -105,14 +103,11 @@ def _scores(runs: Runs, axes: Any) -> str:
         if len(found) <= len(others):
             caption += f" {len(others) - len(found) + 1} more are in the table below."
     for i, (run, name, values) in enumerate(found):
-        is_main = i < len(runs)
-        look = {"marker": "o", "markersize": 3.5} if is_main else {"linewidth": 1.0}
-        _plot(axes, run, values, name, colour_of(i, len(found)), **look)
+        _plot(axes, run, values, name, colour_of(i, len(found)), **({"marker": "."} if i < len(runs) else {}))
     for i, run in enumerate(runs):
         if run.best is not None:
             score, step = run.best
-            colour, best = colour_of(i, len(found)), f"best: {score:.4g}"
-            axes.plot([step], [score], "*", color=colour, markersize=11, zorder=4, label=best)
+            axes.plot([step], [score], "*", color=colour_of(i, len(found)), label=f"best: {score:.4g}")
     _lines(axes, runs)
     return caption
 
@@ -147,7 +142,7 @@ def _losses(runs: Runs, components: Sequence[str], axes: Any) -> str:
         of = name.removesuffix(", dev set")
         colour = colours.setdefault(of, colour_of(i, len(runs)) if len(runs) > 1 else colour_of(len(colours), n))
         if of != name:
-            drawn += _plot(axes, run, values, name, colour, linestyle="--", marker="o", markersize=3.5)
+            drawn += _plot(axes, run, values, name, colour, linestyle="--", marker=".")
         else:
             drawn += _smoothed(axes, run, values, name, colour)
     caption = _fit(axes, drawn)
@@ -171,7 +166,7 @@ def _rates(runs: Runs, axes: Any) -> str:
                 top, bottom = _edges(list(rates.values()))
                 _plot(axes, run, top, run.label, COLOURS[i % len(COLOURS)])
                 if len(rates) > 1:
-                    _plot(axes, run, bottom, "", COLOURS[i % len(COLOURS)], linewidth=1.0)
+                    _plot(axes, run, bottom, "", COLOURS[i % len(COLOURS)])
         if any(len(rates) > 1 for rates in by_run):
             caption = "The highest and the lowest rate of a run's param groups, without those that are frozen."
     else:
@@ -182,10 +177,7 @@ def _rates(runs: Runs, axes: Any) -> str:
                 alike.setdefault(values.tobytes(), []).append(name)
         groups = sorted(alike.values(), key=lambda names: -numpy.nanmax(by_run[0][names[0]]))
         for i, names in enumerate(groups):
-            colour = colour_of(i, len(groups))
-            width = 1.7 if len(groups) <= len(COLOURS) else 1.0
-            most = max(300, _MAX_POINTS * 8 // max(8, len(groups)))
-            _plot(axes, runs[0], by_run[0][names[0]], name_groups(names), colour, most=most, linewidth=width)
+            _plot(axes, runs[0], by_run[0][names[0]], name_groups(names), colour_of(i, len(groups)))
         if len(groups) < len(by_run[0]) - len(frozen):
             caption = "Param groups with the same rates at every step share a curve."
         if frozen:
@@ -209,7 +201,7 @@ def _speed(runs: Runs, axes: Any) -> str:
     for i, run in enumerate(runs):
         x, y = run.speeds()
         name = "words per second" if len(runs) == 1 else run.label
-        axes.plot(x, y, color=COLOURS[i % len(COLOURS)], label=name, marker="o" if len(x) == 1 else "")
+        axes.plot(x, y, color=COLOURS[i % len(COLOURS)], label=name, marker="." if len(x) == 1 else "")
     axes.set_ylim(bottom=0.0)
     _lines(axes, runs)
     return "Words of the training data, as means over stretches of time."
@@ -220,16 +212,14 @@ def _events(runs: Runs, kinds: Sequence[str], axes: Any) -> str:
     span = max(run.steps[-1] for run in runs) - min(run.steps[0] for run in runs)
     for row, kind in enumerate(kinds):
         marker, colour, _ = _look(kind, kinds)
-        axes.text(0.006, -row + 0.22, kind, transform=axes.get_yaxis_transform(), fontsize="small", va="center")
-        axes.axhline(-row - 0.5, color=GRID, linewidth=0.8)
+        axes.text(0.01, -row - 0.1, kind, transform=axes.get_yaxis_transform(), va="top")
         for i, run in enumerate(runs):
             at = _merged([event.step for event in run.events if _kind_of(event.kind, kinds) == kind], span)
             shown = colour if len(runs) == 1 else COLOURS[i % len(COLOURS)]
-            height = -row - 0.18 - (0.2 * i / len(runs) - 0.1 if len(runs) > 1 else 0.0)
-            axes.plot(at, [height] * len(at), marker, color=shown, markersize=6, markeredgewidth=1.4)
-    axes.set_ylim(-len(kinds) + 0.5, 0.5)
-    axes.tick_params(left=False, labelleft=False)
-    axes.grid(False, axis="y")
+            # In the lower part of the row, one below the other.
+            axes.plot(at, [-row - (i + 2) / (len(runs) + 2)] * len(at), marker, color=shown)
+    axes.set_ylim(-len(kinds), 0)
+    axes.set_yticks([])
     return "Marks that are too close to each other are joined."
 
 
@@ -255,7 +245,7 @@ def _look(kind: str, kinds: Sequence[str]) -> tuple[str, str, str | None]:
 
 def _merged(steps: Sequence[int], span: int) -> list[int]:
     """Join steps that are too close to each other."""
-    return list({round(step / (max(1, span) * _APART)): step for step in reversed(steps)}.values())
+    return list({step * _MAX_MARKS // max(1, span): step for step in reversed(steps)}.values())
 
 
 def _lines(axes: Any, runs: Runs) -> None:
@@ -269,24 +259,24 @@ def _lines(axes: Any, runs: Runs) -> None:
         for i, steps in enumerate(of_runs):
             shown = colour if len(runs) == 1 else COLOURS[i % len(COLOURS)]
             for step in steps:
-                axes.axvline(step, color=shown, linestyle=dashes, linewidth=1.1, zorder=2.2)
-        axes.plot([], [], color=colour if len(runs) == 1 else TEXT, linestyle=dashes, linewidth=1.1, label=kind)
+                axes.axvline(step, color=shown, linestyle=dashes)
+        axes.plot([], [], color=colour if len(runs) == 1 else TEXT, linestyle=dashes, label=kind)
 
 
 # ---------------------------------------------------------------------- curves
 
 
 def _plot(
-    axes: Any, run: LoggedRun, values: numpy.ndarray, name: str, colour: str, most: int = _MAX_POINTS, **look: Any
+    axes: Any, run: LoggedRun, values: numpy.ndarray, name: str, colour: str, **look: Any
 ) -> list[tuple[numpy.ndarray, bool]]:
     """Draw the known values of a column. RETURNS (list): The curve, and whether it is faint."""
     known = numpy.isfinite(values)
-    x, y = _thinned(run.steps[known], values[known], most)
+    x, y = _thinned(run.steps[known], values[known])
     if not len(x):
         return []
-    if len(x) > _MAX_DOTS or "marker" not in look:
-        look["marker"] = "o" if len(x) == 1 else ""
-    axes.plot(x, y, color=colour, label=printable(name) or None, **{"linewidth": 1.7, "markersize": 3.5, **look})
+    if len(x) > _FEW_POINTS or "marker" not in look:
+        look["marker"] = "." if len(x) == 1 else ""
+    axes.plot(x, y, color=colour, label=printable(name) or None, **look)
     return [(values[known], "alpha" in look)]
 
 
@@ -296,17 +286,17 @@ def _smoothed(
     """Draw values; if there are many, with a trimmed mean in front, in which a spike makes no plateau."""
     known = numpy.isfinite(values)
     x, y = run.steps[known], values[known]
-    if len(x) < _MIN_SMOOTHED:
+    if len(x) <= _FEW_POINTS:
         return _plot(axes, run, values, name, colour)
-    drawn = _plot(axes, run, values, "", colour, linewidth=0.7, alpha=0.3, zorder=2.0)
+    drawn = _plot(axes, run, values, "", colour, alpha=0.3, zorder=1)
     half = len(x) // 80
-    centres = numpy.unique(numpy.linspace(0, len(x) - 1, min(len(x), _SMOOTHED_POINTS)).astype("int64"))
+    centres = numpy.unique(numpy.linspace(0, len(x) - 1, min(len(x), _MAX_POINTS)).astype("int64"))
     means = []
     for centre in centres:
         near = numpy.sort(y[max(0, centre - half) : centre + half + 1])
         cut = len(near) // 8
         means.append(near[cut : len(near) - cut].mean())
-    axes.plot(x[centres], means, color=colour, label=name, linewidth=1.7, zorder=2.5)
+    axes.plot(x[centres], means, color=colour, label=name)
     return [*drawn, (numpy.array(means), False)]
 
 
@@ -323,20 +313,16 @@ def _fit(axes: Any, drawn: Sequence[tuple[numpy.ndarray, bool]], *, in_full: boo
         return ""
     shown = [numpy.percentile(y, [1, 100 if in_full else 99]) if is_faint else y for y, is_faint in drawn]
     kept = numpy.concatenate([y[y > 0.0] if is_log else y for y in shown])
-    low, high = float(kept.min()), float(kept.max())
-    if low < high:
-        margin = 0.06 * (math.log(high / low) if is_log else high - low)
-        factor = math.exp(margin) if is_log else 1.0
-        axes.set_ylim((low / factor, high * factor) if is_log else (low - margin, high + margin))
+    axes.dataLim.intervaly = kept.min(), kept.max()
     return "Bold: mean of neighbours, without extremes. Faint: each line of the log."
 
 
-def _thinned(x: numpy.ndarray, y: numpy.ndarray, most: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+def _thinned(x: numpy.ndarray, y: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Reduce a curve to the lowest and highest point of each stretch, so that no peak is lost."""
-    if len(x) <= most:
+    if len(x) <= _MAX_POINTS:
         return x, y
     kept = [0, len(x) - 1]
-    for part in numpy.array_split(numpy.arange(len(x)), most // 2):
+    for part in numpy.array_split(numpy.arange(len(x)), _MAX_POINTS // 2):
         kept += [int(part[y[part].argmin()]), int(part[y[part].argmax()])]
     chosen = numpy.unique(kept)
     return x[chosen], y[chosen]
@@ -401,12 +387,10 @@ def _starts(passage: Passage) -> list[int]:
 
 
 def _entities(passage: Passage, marks: Sequence[Mark]) -> str:
-    ents: list[dict[str, Any]] = []
+    ents = []
     for mark in marks:
-        start, end = mark.start, mark.end
-        if not ents or start >= ents[-1]["end"]:  # cut at the same place
-            verdict = "right" if mark.is_right else "wrong"
-            ents.append({"start": start, "end": end, "label": _label(mark), "params": {"verdict": verdict}})
+        verdict = {"verdict": "right" if mark.is_right else "wrong"}
+        ents.append({"start": mark.start, "end": mark.end, "label": _label(mark), "params": verdict})
     renderer = EntityRenderer({"template": _MARK})
     return renderer.render([{"text": _text(passage.text), "ents": ents, "settings": {"direction": "auto"}}])
 

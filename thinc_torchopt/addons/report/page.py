@@ -15,14 +15,14 @@ from ...core.errors import ConfigError
 from .figures import Panel, keys_of, make_panels
 from .log_file import printable
 from .runs import LoggedRun, facts_of
-from .style import COLOURS, MUTED, TEXT, check_place, new_figure, save, set_ticks, style
+from .style import COLOURS, MUTED, TEXT, add_legend, check_place, new_figure, save, set_ticks, style
 
 _ENDINGS = (".html", ".pdf", ".png", ".svg")
-# In points: width of a plot on a wide screen and on a phone, and its margins.
+# In pixels, of which matplotlib's inch has 90: width of a plot on a wide screen and on a phone, and its margins.
+_INCH = 90
 _WIDTHS = {"wide": 1080, "narrow": 380}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 86, 14, 8, 42
 _MAX_EVENTS, _MAX_NAMES = 200, 12
-_GLYPHS = {"*": "\u2605", "o": "\u25cf"}
 _UNUSED_ID = re.compile(r' id="[^"]*_\d+"')
 
 
@@ -56,9 +56,7 @@ def make_page(runs: Sequence[LoggedRun], beside: Mapping[str, Any], *, reload_se
     reload_seconds (int | None): Seconds between two reloads of the page.
     RAISES (ImportError): matplotlib is not installed. (ConfigError): There is nothing to draw.
     """
-    environment = Environment(
-        loader=PackageLoader(__package__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=PackageLoader(__package__, ""), autoescape=True)
     facts = [facts_of(run) for run in runs]
     return environment.get_template("page.html").render(
         title=_title(runs),
@@ -93,32 +91,28 @@ def _panels(runs: Sequence[LoggedRun]) -> list[Panel]:
 
 def _as_html(panel: Panel, salt: str) -> dict[str, Any]:
     """The values of a panel for the template: its pictures and legend."""
-    with style(**{"font.size": 12.0}):
+    with style():
         figure = import_figure()()
         axes = figure.add_subplot()
         caption = panel.draw(axes)
         svgs = {name: _svg(figure, axes, name, panel.height, f"{salt}-{name}") for name in _WIDTHS}
         keys = []
         for handle, name in keys_of(axes):
-            glyph = _GLYPHS.get(handle.get_marker(), "") if handle.get_linestyle() == "None" else ""
-            keys.append((name, handle.get_color(), glyph, handle.get_linestyle()))
+            dashes = handle.get_linestyle()
+            keys.append((name, handle.get_color(), "\u2605" if dashes == "None" else "", dashes))
     return {"title": panel.title, "caption": caption, "keys": keys, "svgs": svgs}
 
 
 def _svg(figure: Any, axes: Any, size: str, height: float, salt: str) -> str:
     """A picture as SVG, without title and legend. salt (str): Makes its ids unique."""
     width = _WIDTHS[size]
-    figure.set_size_inches(width / 72, height / 72)
+    figure.set_size_inches(width / _INCH, height / _INCH)
     left, right = _LEFT / width, 1 - _RIGHT / width
     figure.subplots_adjust(left, _BOTTOM / height, right, 1 - _TOP / height)
-    axes.yaxis.set_label_coords(11 / width, 0.5 + (_BOTTOM - _TOP) / height / 2, transform=figure.transFigure)
-    axes.yaxis.label.set_verticalalignment("center")
-    set_ticks(axes, x=10 if size == "wide" else 4)
+    set_ticks(axes, x=None if size == "wide" else 4)
     text = StringIO()
     with style(**{"svg.hashsalt": salt}):
-        figure.savefig(
-            text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        )
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return _UNUSED_ID.sub("", text.getvalue()[text.getvalue().index("<svg") :])
 
 
@@ -127,12 +121,11 @@ def _draw_all(runs: Sequence[LoggedRun]) -> Any:
     panels = _panels(runs)
     facts = [facts_of(run) for run in runs]
     shown = [i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)]
-    heights = [panel.height / 95 for panel in panels]
-    head = 0.45 + 0.25 * len(runs)
-    figure = new_figure(12, head + sum(heights))
-    table, *all_axes = figure.subplots(len(panels) + 1, 1, height_ratios=[head, *heights])
+    heights = [24 * (len(runs) + 2), *(panel.height for panel in panels)]
+    figure = new_figure(_WIDTHS["wide"] / _INCH, sum(heights) / _INCH)
+    table, *all_axes = figure.subplots(len(heights), height_ratios=heights)
     table.set_axis_off()
-    table.set_title(_title(runs), fontsize=14)
+    table.set_title(_title(runs), fontsize="x-large")
     cells = table.table(
         [[run.label, *(f"{row[i].value} {row[i].more}".strip() for i in shown)] for run, row in zip(runs, facts)],
         colLabels=["run", *(facts[0][i].name for i in shown)],
@@ -142,20 +135,19 @@ def _draw_all(runs: Sequence[LoggedRun]) -> Any:
         loc="upper left",
     )
     cells.auto_set_font_size(False)
-    cells.set_fontsize(8.5)
-    cells.auto_set_column_width(list(range(len(shown) + 1)))
+    cells.set_fontsize("small")
+    cells.auto_set_column_width([column for _, column in cells.get_celld()])
     for (row, column), cell in cells.get_celld().items():
         by_run = column == 0 and row and len(runs) > 1
         cell.get_text().set_color(MUTED if row == 0 else COLOURS[(row - 1) % len(COLOURS)] if by_run else TEXT)
     for axes, panel in zip(all_axes, panels):
         caption = panel.draw(axes)
         axes.set_title(panel.title)
-        axes.set_title(caption, loc="right", fontsize=7.5, fontweight="normal", color=MUTED)
+        axes.set_title(caption, loc="right", fontsize="x-small", fontweight="normal", color=MUTED)
         keys = list(keys_of(axes, _MAX_NAMES))
         if keys:
-            axes.legend(*zip(*keys), loc="upper left", bbox_to_anchor=(1.0, 1.03))
-        axes.label_outer() if axes is not all_axes[-1] else None
-    figure.align_ylabels(all_axes)
+            add_legend(axes, *zip(*keys), is_beside=True)
+        axes.label_outer()
     return figure
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from ...core.compat import import_figure
 from ...core.errors import ConfigError
 from .log_file import printable
-from .style import COLOURS, MUTED, check_place, colour_of, new_figure, save, scale_rates, set_ticks, style
+from .style import COLOURS, MUTED, add_legend, check_place, colour_of, new_figure, save, scale_rates, set_ticks, style
 
 # Longer legends are put beside the picture.
 _MAX_INSIDE = 6
@@ -55,7 +55,7 @@ def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, title: st
         for i, (values, names) in enumerate(sorted(alike.items(), key=lambda item: -max(item[0]))):
             look = {"color": colour_of(i, len(alike)), "linestyle": ["-", "--", ":", "-."][i % 4]}
             label = fill(", ".join(names), _NAMES_WIDTH) + (" (always 0)" if not any(values) else "")
-            axes.plot(range(len(values)), values, label=label, linewidth=1.7, **look)
+            axes.plot(range(len(values)), values, label=label, **look)
         scale_rates(axes, alike)
         axes.set_xlim(left=0)
         set_ticks(axes)
@@ -91,17 +91,16 @@ def plot_range_test(found: RangeTested, path: Path) -> None:
         figure, axes = _start("learning rate", "loss per word", "Learning rate range test")
         if smoothed:
             counted = slice(found.first, end)
-            axes.plot(rates[counted], losses[counted], ".", color=COLOURS[0], alpha=0.5, label="loss")
-            axes.plot(rates[counted], smoothed, color=COLOURS[0], linewidth=2.0, label="smoothed")
+            axes.plot(rates[counted], losses[counted], ".", color=COLOURS[0], label="loss")
+            axes.plot(rates[counted], smoothed, color=COLOURS[0], label="smoothed")
         if found.stretch is not None and found.suggestion is not None:
             first, last = found.stretch
             near = slice(first - found.first, last - found.first + 1)
-            look = {"color": COLOURS[2], "linewidth": 5.0, "alpha": 0.6, "solid_capstyle": "round"}
-            axes.plot(rates[first : last + 1], smoothed[near], label="stretch: nearly as low", **look)
-            look = {"color": COLOURS[1], "alpha": 0.12, "linewidth": 0.0}
-            axes.axvspan(found.suggestion / 3, 3 * found.suggestion, label="a third to three times of it", **look)
+            axes.plot(rates[first : last + 1], smoothed[near], color=COLOURS[2], label="stretch: nearly as low")
+            look = {"color": COLOURS[1], "alpha": 0.1, "label": "a third to three times of it"}
+            axes.axvspan(found.suggestion / 3, 3 * found.suggestion, **look)
             label = f"suggestion: {found.suggestion:.2g}"
-            axes.axvline(found.suggestion, color=COLOURS[1], linestyle="--", linewidth=1.5, label=label)
+            axes.axvline(found.suggestion, color=COLOURS[1], linestyle="--", label=label)
         axes.set_xscale("log")
         top = math.inf
         if smoothed:
@@ -114,8 +113,7 @@ def plot_range_test(found: RangeTested, path: Path) -> None:
         if out:
             # Points that are too high for the picture are drawn at its edge.
             at = [losses[i] if losses[i] <= top else top for i in out]
-            look = {"color": MUTED, "markersize": 5, "clip_on": False}
-            axes.plot([rates[i] for i in out], at, "x", label="left out", **look)
+            axes.plot([rates[i] for i in out], at, "x", color=MUTED, clip_on=False, label="left out")
         set_ticks(axes)
         _add_legend(axes)
         save(figure, path)
@@ -132,11 +130,11 @@ def plot_learning_curve(scores: Mapping[int, Sequence[float]], path: Path, *, ti
     with style():
         figure, axes = _start("texts", "score (0 to 1)", title)
         each = [(texts, score) for texts, found in scores.items() for score in found]
-        axes.plot(*zip(*each), ".", color=COLOURS[0], alpha=0.5, label="of each seed")
+        axes.plot(*zip(*each), ".", color=COLOURS[0], label="of each seed")
         means = [fmean(found) for found in scores.values()]
         spreads = [stdev(found) if len(found) > 1 else 0.0 for found in scores.values()]
-        look = {"color": COLOURS[0], "linewidth": 1.7, "elinewidth": 1.0, "capsize": 4, "marker": "o"}
-        axes.errorbar(list(scores), means, spreads, label="mean and spread", **look)
+        look = {"color": COLOURS[0], "marker": "o", "label": "mean and spread"}
+        axes.errorbar(list(scores), means, spreads, **look)
         axes.set_xlim(left=0)
         set_ticks(axes)
         axes.set_xticks(list(scores))
@@ -170,17 +168,16 @@ def plot_study(
     paths = list(importances) or list(dict.fromkeys(key for point in points for key in point.values))
     rows = max(1, math.ceil(len(paths) / _SLICES))
     with style():
-        figure = new_figure(12, 4.0 + 3.0 * rows)
-        above, below = figure.subfigures(2, height_ratios=[4.0, 3.0 * rows])
-        history, bars = above.subplots(1, 2, width_ratios=[2, 1])
+        figure = new_figure(12, 3 * (1 + rows))
+        above, below = figure.subfigures(2, height_ratios=[1, rows])
+        history, bars = above.subplot_mosaic("AAB").values()
         done = [point for point in points if point.state == "complete"]
         _draw_trials(history, points, [float(point.number) for point in points])
         bests = [max(point.score for point in done[: i + 1]) for i in range(len(done))]
         numbers = [point.number for point in done]
-        history.step(numbers, bests, where="post", color=COLOURS[0], linewidth=1.5, label="best so far")
+        history.step(numbers, bests, where="post", color=COLOURS[0], label="best so far")
         if as_it_is is not None:
-            look = {"color": COLOURS[1], "linestyle": "--", "linewidth": 1.2}
-            history.axhline(as_it_is, label="the config as it is, other seeds", **look)
+            history.axhline(as_it_is, color=COLOURS[1], linestyle="--", label="the config as it is, other seeds")
         history.set_xlabel("trial")
         history.set_ylabel("score (0 to 1)")
         history.set_title("Trials")
@@ -203,6 +200,7 @@ def plot_study(
             _draw_trials(axes, shown, values if is_number else [str(value) for value in values])
             if key in logs:
                 axes.set_xscale("log")
+                set_ticks(axes)
             axes.set_xlabel(key, fontsize="small")
             axes.set_ylabel("score (0 to 1)")
         save(figure, path)
@@ -212,13 +210,13 @@ def _draw_trials(axes: Any, points: Sequence[Point], at: Sequence[Any]) -> None:
     """at (Sequence): The horizontal position of each point."""
     ends = {"pruned": "stopped early", "complete": "to the end"}
     for label, marker, color in (
-        ("not finished", "+", "0.6"),
-        ("stopped early", "x", "0.6"),
+        ("not finished", "+", MUTED),
+        ("stopped early", "x", MUTED),
         ("to the end", "o", COLOURS[0]),
     ):
         chosen = [i for i, point in enumerate(points) if ends.get(point.state, "not finished") == label]
         if chosen:
-            look = {"linestyle": "", "marker": marker, "markersize": 5, "color": color, "alpha": 0.8}
+            look = {"linestyle": "", "marker": marker, "color": color}
             axes.plot([at[i] for i in chosen], [points[i].score for i in chosen], label=label, **look)
 
 
@@ -231,6 +229,5 @@ def _start(x: str, y: str, title: str) -> tuple[Any, Any]:
 
 def _add_legend(axes: Any) -> None:
     """Add a legend; a long one goes beside the picture."""
-    lines = sum(name.count("\n") + 1 for name in axes.get_legend_handles_labels()[1])
-    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if lines > _MAX_INSIDE else {}
-    axes.legend(**place)
+    lines = "\n".join(axes.get_legend_handles_labels()[1]).splitlines()
+    add_legend(axes, is_beside=len(lines) > _MAX_INSIDE)

@@ -117,7 +117,7 @@ class LoggedRun:
     def final_rates(self) -> dict[str, float]:
         """The learning rates of the last line that has some."""
         rates = self.columns.get("learn_rates", {})
-        for i in range(len(self.steps) - 1, -1, -1):
+        for i in reversed(range(len(self.steps))):
             found = {name: float(values[i]) for name, values in rates.items() if math.isfinite(values[i])}
             if found:
                 return found
@@ -184,7 +184,7 @@ class LoggedRun:
         more_words, more_seconds = (numpy.diff(column, prepend=math.nan) for column in (words, seconds))
         counts = (more_words >= 0.0) & (more_seconds >= 0.0)
         if self._has_exact_seconds and evaluated.mean() < 0.5:
-            counts &= ~numpy.concatenate([[False], evaluated[:-1]])
+            counts[1:] &= ~evaluated[:-1]
         return {
             int(step): (float(w), float(s))
             for step, w, s in zip(steps[counts], more_words[counts], more_seconds[counts])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from ...core.state import advice_on, replacing
 
 # Colours that colour-blind people can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#a87800", "#3a93c9", "#6b4fbb", "#5f6b76")
-TEXT, MUTED, LINE, GRID, BAD = "#24292f", "#57606a", "#8c959f", "#dfe3e8", "#cf222e"
+TEXT, MUTED, BAD = "#24292f", "#57606a", "#cf222e"
 # Fonts of known systems, for letters that matplotlib's own font lacks.
 _FONTS = "Noto Sans CJK JP|Noto Sans CJK SC|Droid Sans Fallback|Noto Sans Arabic|Noto Sans Hebrew|Noto Sans Devanagari"
 _FONTS += "|Noto Sans Thai|Hiragino Sans|PingFang SC|Geeza Pro|Arial Unicode MS|Yu Gothic|Microsoft YaHei|Segoe UI"
@@ -33,50 +32,28 @@ def style(**settings: Any) -> Iterator[None]:
     RAISES (ImportError): matplotlib is not installed.
     """
     import_figure()
-    from matplotlib import rc_context
     from matplotlib.font_manager import fontManager
+    from matplotlib.style import context
 
     installed = {font.name for font in fontManager.ttflist}
     look: Any = {
         "font.family": ["DejaVu Sans", *(name for name in _FONTS.split("|") if name in installed), "sans-serif"],
-        "font.size": 9.5,
-        "axes.edgecolor": LINE,
-        "axes.labelcolor": TEXT,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
         "axes.titlelocation": "left",
-        "axes.titlesize": 11,
         "axes.titleweight": "bold",
-        "xtick.color": TEXT,
-        "ytick.color": TEXT,
-        "text.color": TEXT,
-        "grid.color": GRID,
-        "legend.frameon": False,
-        "legend.fontsize": 8.5,
-        "savefig.dpi": 130,
+        "legend.fontsize": "small",
         "svg.fonttype": "none",
         "svg.hashsalt": "report",
         "text.parse_math": False,
-        "path.simplify_threshold": 0.3,
     }
-    look |= settings
-    logger = logging.getLogger("matplotlib.font_manager")
-    level = logger.level
-    with rc_context(look), warnings.catch_warnings():
+    with context(["seaborn-v0_8-whitegrid", look | settings]), warnings.catch_warnings():
         # A letter without a font is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
+        yield
 
 
 def new_figure(width: float, height: float) -> Any:
     """A new figure. width, height (float): In inches."""
-    return import_figure()(figsize=(width, height), layout="constrained", facecolor="#ffffff")
+    return import_figure()(figsize=(width, height), layout="constrained")
 
 
 def colour_of(i: int, n: int) -> str:
@@ -86,23 +63,27 @@ def colour_of(i: int, n: int) -> str:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return to_hex(colormaps["turbo"](0.08 + 0.84 * i / (n - 1)))
+    return to_hex(colormaps["turbo"].resampled(n)(i))
 
 
-def set_ticks(axes: Any, *, x: int = 10) -> None:
-    """Set a few readable ticks at both axes. x (int): The most ticks at the horizontal axis."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+def set_ticks(axes: Any, *, x: int | None = None) -> None:
+    """Set a few readable ticks at both axes. x (int | None): The most parts of a horizontal axis of steps."""
+    from matplotlib.ticker import NullLocator
 
-    for axis, most in ((axes.xaxis, x), (axes.yaxis, 5)):
+    for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()
-            decades = high / max(low, 1e-300)
+            if high < 1000 * low:
+                axis.get_major_locator().set_params(subs=(1, 2, 5))
             axis.set_minor_locator(NullLocator())
-            subs = (1.0, 2.0, 5.0) if decades < 200.0 else (1.0, 3.0) if decades < 5000.0 else (1.0,)
-            axis.set_major_locator(LogLocator(subs=subs, numticks=8))
-        else:
-            axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=axis is axes.xaxis))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        axis.set_major_formatter(lambda value, _: number(value))
+    if axes.get_xscale() == "linear":
+        axes.locator_params("x", nbins=x or "auto", integer=True)
+
+
+def add_legend(axes: Any, *keys: Sequence[Any], is_beside: bool) -> None:
+    """Add a legend. keys: Looks and names, if not of all curves. is_beside (bool): Outside, at the right."""
+    axes.legend(*keys, **({"loc": "upper left", "bbox_to_anchor": (1, 1)} if is_beside else {}))
 
 
 def number(value: float) -> str:
@@ -137,7 +118,7 @@ def needs_log(values: numpy.ndarray, *, of_all: bool = False) -> bool:
 
     of_all (bool): Count also a few outliers.
     """
-    if not len(values) or values.min() < 0.0 or (values == 0.0).mean() > 0.05 or values.max() == 0.0:
+    if not len(values) or values.min() < 0.0 or (values == 0.0).mean() > 0.05:
         return False
     low, high = numpy.percentile(values[values > 0.0], [1, 100 if of_all else 99])
     return bool(high > _LOG_FROM * low)
