@@ -104,7 +104,9 @@ def bowls(folder, bowls_by_name, **optimizer):
 
 @pytest.mark.parametrize("curvature", [0.1, 10.0, 1000.0])
 def test_lr_finder_suggests_rates_that_train(tmp_path, curvature):
-    nlp, config = bowls(tmp_path, {"bowl": {"curvature": curvature}})
+    # The loss is not that of the averages.
+    averages = {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.5}
+    nlp, config = bowls(tmp_path, {"bowl": {"curvature": curvature}}, averages=averages)
     found = run_range_test(nlp, config, min_rate=1e-7, max_rate=1e3, steps=200)
 
     # The loss after each second step is the one that a plain loop has. 1e-3: thousands of roundings to float32, which
@@ -353,6 +355,9 @@ def test_lr_finder_leaves_out_what_comes_before_and_after():
     for first, last in ((0.0, 100.0), (50.0, 1e30)):
         assert analyse([first, *losses[1:59], last], ended="diverged").stretch == expected.stretch
     assert analyse([*losses[:59], math.nan], ended="not_finite").stretch == expected.stretch
+    # A stretch at the start, with losses as low at the end, where it diverged.
+    low = [0.3, 0.1, 0.0, 0.1]
+    assert analyse([9.0, *low, *[1.0] * 40, *[0.25] * 3, 9.0], ended="diverged").stretch == (1, 3)
 
 
 def test_lr_finder_suggests_nothing_from_noise():
@@ -379,6 +384,7 @@ def test_lr_finder_suggests_nothing_from_noise():
 )
 def test_lr_finder_says_what_may_help_if_the_loss_does_not_fall(end, ended, advice):
     assert "a loss that falls" in analyse([1.0] * 11).problem and "--min-lr" in analyse([1.0] * 10).problem
+    assert "a loss that falls" in analyse([0.0] * 70).problem
     problem = analyse([1.0] * 69 + [end], ended=ended).problem
     assert problem.endswith(f"which may be chance. {advice}Check that something is trained: spacy torchopt params.")
 
@@ -395,7 +401,7 @@ def test_lr_finder_does_not_take_a_dip_of_the_flat_start_for_the_lowest():
 @pytest.mark.parametrize("high", [1.0, 10.0, 100.0])
 def test_lr_finder_asks_for_higher_rates_where_the_loss_is_still_low(high):
     rates = make_ramp(1e-6, high, 70)
-    found = analyse([0.1 + 0.9 / (1 + (rate / 1e-2) ** 2) for rate in rates], rates)
+    found = analyse([0.001 + 0.009 / (1 + (rate / 1e-2) ** 2) for rate in rates], rates)
     assert found.suggestion is None and found.problem.endswith(f"at the highest, {high:.2g}. Raise --max-lr.")
     found = analyse([0.9 / (1 + (rate / 1e-2) ** 4) for rate in rates], rates)
     assert found.suggestion is None and "--max-lr" not in found.problem and "so easy that every rate" in found.problem

@@ -20,7 +20,7 @@ def parse(text):
         ("1e-4..1e-2:log", NumberRange(1e-4, 1e-2, True)),
         ("0.0..0.5", NumberRange(0.0, 0.5)),
         ("0..1:0.25", NumberRange(0, 1, False, 0.25)),
-        ("1..3:2", NumberRange(1, 3, False, 2)),
+        ("1..4:3", NumberRange(1, 4, False, 3)),
         ("-1..8", NumberRange(-1, 8)),
         ("16..256:log", NumberRange(16, 256, True)),
         ('"1..8"', NumberRange(1, 8)),

@@ -85,7 +85,9 @@ def test_trial_is_what_spacy_trains(tmp_path, optimizer):
 def test_trial_on_a_part_is_what_spacy_trains_on_its_file(tmp_path):
     """The oracle is a pipeline that is initialized with all texts, and `spacy train` with a file of the part."""
     short, _ = shorten(load(tmp_path), 10)
+    before = short.copy()
     found = run_trial(short, seed=3, share=0.25)
+    assert short == before
     oracle = short.copy()
     dev = list(DocBin().from_disk(short["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
     DocBin(docs=dev[::2]).to_disk(tmp_path / "half.spacy")
@@ -140,6 +142,14 @@ def test_trial_is_evaluated_at_its_end(tmp_path):
     every, _ = shorten(config, 6)
     every["training"]["eval_frequency"] = 2
     assert run_trial(every, seed=0).evaluations[-1] == found.evaluations[-1]
+
+
+def test_trial_without_a_score_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("thinc_torchopt.addons.trials.trial.score", lambda *args: math.nan)
+    found = run_trial(shorten(load(tmp_path), 10)[0], seed=0)
+    assert found.problem == "the loss, the gradients or the score were not finite at step 0"
+    nothing = (found.evaluations, found.kept, found.last, found.texts, found.resampled, found.words)
+    assert nothing == ([], 0.0, 0.0, 0, [], 0) and found.skipped_updates == 0
 
 
 @pytest.mark.parametrize("optimizer", ["Adam.v1", "thinc-torchopt.SGD.v1"])
@@ -205,10 +215,12 @@ def test_trial_leaves_schedules_that_end_earlier():
 
 def test_trial_lets_frozen_params_join_in_proportion():
     group = '[training.optimizer.param_groups]\n\n[training.optimizer.param_groups.a]\nparams = ["a/*"]\n'
-    short, notes = shorten(config_of(f"{group}unfreeze_at = 500\n"), 200)
-    assert short["training"]["optimizer"]["param_groups"]["a"]["unfreeze_at"] == 50
-    assert "param_groups.a] unfreeze_at 500 is 50" in notes[0]
+    for was, now in (500, 50), (4, 1):
+        short, notes = shorten(config_of(f"{group}unfreeze_at = {was}\n"), 200)
+        assert short["training"]["optimizer"]["param_groups"]["a"]["unfreeze_at"] == now
+        assert f"param_groups.a] unfreeze_at {was} is {now}" in notes[0]
     assert not shorten(config_of(f"{group}unfreeze_at = 50\n", max_steps=200), 200)[1]
+    assert not shorten(config_of(f"{group}other_steps = 500\n"), 200)[1]  # no schedule
 
 
 def test_trial_tells_of_long_warm_up():
@@ -264,14 +276,17 @@ def test_trial_takes_a_budget_for_its_steps(tmp_path):
 def test_trial_shortens_averages():
     text = '[training.optimizer.averages]\n@misc = "thinc-torchopt.{}.v1"\n{}\n'
     for kind, given_, expected in [
-        ("EMA", "decay = 0.99", {"decay": 0.9}),
-        ("EMA", "decay = 0.9\nstart_step = 500", {"decay": 0.5, "start_step": 50}),
-        ("SWA", "start_step = 1500", {"start_step": 150}),
+        ("EMA", "decay = 0.99", {"decay": 0.933333}),
+        ("EMA", "decay = 0.9\nstart_step = 500", {"decay": 0.5, "start_step": 75}),
+        ("SWA", "start_step = 1500", {"start_step": 225}),
     ]:
-        short, notes = shorten(config_of(text.format(kind, given_)), 200)
+        short, notes = shorten(config_of(text.format(kind, given_)), 300)
         block = short["training"]["optimizer"]["averages"]
         assert {key: block[key] for key in expected} == expected
         assert all(f"{line.replace(' = ', ' ')} is " in notes[0].replace(",", "") for line in given_.splitlines())
+        assert not shorten(config_of(text.format(kind, given_), max_steps=300), 300)[1]
+    for decay in (0.5, 1.0):
+        assert not shorten(config_of(text.format("EMA", f"decay = {decay}")), 300)[1]
 
 
 @given(total=st.integers(1, 50_000), part=st.floats(0, 1), steps=st.integers(1, 3000))
