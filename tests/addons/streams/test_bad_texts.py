@@ -9,7 +9,8 @@ import spacy
 
 from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.source import LineReader
-from thinc_torchopt.core.errors import StreamError
+from thinc_torchopt.addons.streams.state import LearnerFolder
+from thinc_torchopt.core.errors import StateError, StreamError
 
 from .streams import files, learn, load, make_model, rows, write_stream
 
@@ -215,6 +216,25 @@ def test_bad_texts_that_cannot_be_scored_are_told(model, good, tmp_path, monkeyp
 
 
 # ---------------------------------------------------------------------- the watched corpus
+
+
+def test_bad_texts_are_written_when_the_disk_has_space_again(model, good, tmp_path, monkeypatch):
+    append, failed = LearnerFolder.append, []
+
+    def full(self, name, rows):
+        if not failed:
+            failed.append(name)
+            raise StateError("the disk is full")
+        return append(self, name, rows)
+
+    monkeypatch.setattr(LearnerFolder, "append", full)
+    stream = write(tmp_path / "stream.jsonl", ["{", *good[0]])
+    with pytest.raises(StateError, match="full"):
+        learn(model, stream, tmp_path / "out", replay=1, memory=4, skip_bad=True)
+    for _ in range(2):
+        assert failed == ["rejected.jsonl"] and [row["number"] for row in rejected(tmp_path / "out")] == [1]
+        learn(model, stream, tmp_path / "out", replay=1, memory=4, skip_bad=True)
+    assert files(tmp_path / "out") == files(good[1])
 
 
 @pytest.mark.parametrize("damage", ["vanished", "damaged"])

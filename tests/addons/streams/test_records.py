@@ -65,6 +65,7 @@ def test_records_of_prodigy(nlp):
         ({"tokens": ["Anna", "flew"], "pos_tags": ["NNP", "VBD"]}, [], {}, "NNP"),
         ({"text": "Anna flew", "tokens": ["Anna", "flew"], "ner_tags": ["B-PER", "O"]}, ["Anna"], {}, ""),
         ({"text": "An-na flew", "words": ["An-na", "flew"], "tags": ["NNP", "VBD"]}, [], {}, "NNP"),
+        ({"words": ["An", "na"], "spaces": [False, True], "entities": [[0, 4, "PER"]]}, ["Anna"], {}, ""),
         ({"text": "Anna flew", "label": "A"}, [], {"A": 1.0}, ""),
         ({"text": "Anna flew", "labels": ["A", "B"]}, [], {"A": 1.0, "B": 1.0}, ""),
     ],
@@ -83,10 +84,12 @@ def test_records_of_doccano_and_hugging_face(nlp, found, ents, cats, tags):
         (b"3", "expected an object with a 'text' or 'words', found '3'"),
         (b'{"text": "a b", "tags": ["X"]}', "its annotations don't fit"),
         (b'{"words": ["a"], "tags": ["X", "Y"]}', "its annotations don't fit"),
+        (b'{"place": "a"}', "expected an object with a 'text' or 'words'"),
         (b'{"words": [3]}', "expected an object with a 'text' or 'words'"),
         (b'{"words": "ab"}', "expected an object with a 'text' or 'words'"),
         (b'{"text": "a", "spans": [{"start": 0}]}', "its annotations don't fit"),
         (b'{"text": "a", "options": 3, "accept": ["A"]}', "its annotations can't be read"),
+        (b'{"text": "a", "complete": 3}', "expected a list of labels, or true, as 'complete', found 3"),
     ],
 )
 def test_records_that_are_damaged_end_the_run_and_nothing_is_lost(nlp, tmp_path_factory, line, message):
