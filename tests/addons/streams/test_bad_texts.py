@@ -10,6 +10,7 @@ import spacy
 from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.addons.streams.state import LearnerFolder
+from thinc_torchopt.core import step
 from thinc_torchopt.core.errors import StateError, StreamError
 
 from .streams import files, learn, load, make_model, rows, write_stream
@@ -20,7 +21,6 @@ BAD = {
     "shares of exclusive labels": ({"cats": {"RED": 0.7, "BLUE": 0.3}}, "E851"),
     "two exclusive labels": ({"cats": {"RED": 1.0, "BLUE": 1.0}}, "E895"),
     "not a number": ({"cats": {"RED": float("nan"), "BLUE": 0.0}}, "expected a finite number for 'RED', found nan"),
-    "infinite": ({"cats": {"RED": float("inf"), "BLUE": 0.0}}, "found inf"),
     "a huge head": ({"heads": [10**20, 1, 1], "deps": ["a", "ROOT", "b"], "words": ["a", "b", "c"]}, "don't fit"),
     "cyclic heads": ({"words": ["a", "b"], "tags": ["JJ", "JJ"], "heads": [1, 0], "deps": ["amod", "amod"]}, ""),
     "a text that a hook refuses": ({"words": ["boom"], "tags": ["JJ"]}, "ZeroDivisionError: the hook"),
@@ -84,7 +84,7 @@ def write(path, lines):
 
 
 # Those that are found in another place; all of them are in the stream of the next test.
-@pytest.mark.parametrize("kind", sorted(BAD.keys() - {"two exclusive labels", "infinite", "a number"}))
+@pytest.mark.parametrize("kind", sorted(BAD.keys() - {"two exclusive labels", "a number"}))
 def test_bad_texts_end_the_run_and_nothing_is_lost(model, good, tmp_path, kind):
     """Again and again, until the text is repaired; then the weights are as if it had been right from the start."""
     lines, expected = good
@@ -185,16 +185,14 @@ def test_bad_texts_leave_a_half_made_update_nowhere(model, good, tmp_path, monke
     """An error while the weights change: nothing is saved, and the run goes on from the last save."""
     stream = write(tmp_path / "stream.jsonl", good[0])
     with monkeypatch.context() as patch:
-        count = itertools.count()
+        original, count = step.round_to_models, itertools.count()
 
-        def failing(groups, factor, *, original=None):
+        def failing(params):
             if next(count) == 7:
                 raise MemoryError("out of memory")
+            original(params)
 
-        from thinc_torchopt.core import step
-
-        original = step.round_to_models
-        patch.setattr(step, "round_to_models", lambda params: (failing(None, None), original(params)))
+        patch.setattr(step, "round_to_models", failing)
         with pytest.raises(StreamError, match=r"line 8 of the stream.*nothing since text 5 is saved.*MemoryError"):
             learn(model, stream, tmp_path / "out", replay=1, memory=4, save_every=5, skip_bad=True)
     learn(model, stream, tmp_path / "out", replay=1, memory=4)

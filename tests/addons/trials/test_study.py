@@ -190,27 +190,20 @@ def test_study_that_is_interrupted_does_the_trial_again(tmp_path):
 def test_study_of_trials_that_fail(tmp_path):
     """One that diverges counts as 0, one that raises not at all; if all raise, the search ends."""
 
-    def diverges(values, seed, report):
-        return (
-            TrialResult(problem="the loss was not finite") if values["a.kind"] == "x" else train(values, seed, report)
-        )
-
-    def fails(values, seed, report):
+    def some_fail(values, seed, report):
         if values["a.kind"] == "x":
             raise MemoryError("too large")
-        return train(values, seed, report)
+        return TrialResult(problem="not finite") if values["a.kind"] == 7 else train(values, seed, report)
 
-    first = open_study(tmp_path / "first.db")
-    first.search(12, diverges)
-    assert {one.score for one in first.found() if one.values["a.kind"] == "x"} == {0.0}
-    second = open_study(tmp_path / "second.db")
-    second.search(12, fails)
-    states = {(one.state, one.problem) for one in second.found() if one.values["a.kind"] == "x"}
-    assert states == {("failed", "too large")} and len(second.found()) == 12
-    third = open_study(tmp_path / "third.db")
+    opened = open_study(tmp_path / "some.db")
+    opened.search(8, some_fail)
+    states = [(one.state, one.problem, one.score == 0.0) for one in opened.found()]
+    assert len(states) == 8
+    assert {*states} == {("failed", "too large", False), ("complete", "not finite", True), ("complete", None, False)}
+    opened = open_study(tmp_path / "all.db")
     with pytest.raises(ConfigError, match=r"all 3 trials failed. The last one: wrong size"):
-        third.search(12, lambda *args: (_ for _ in ()).throw(ValueError("wrong size")))
-    assert len(third.found()) == 3
+        opened.search(12, lambda *args: (_ for _ in ()).throw(ValueError("wrong size")))
+    assert len(opened.found()) == 3
 
 
 def test_study_is_one_of_the_same_training(tmp_path):

@@ -1,7 +1,6 @@
 """A trial, against `spacy.training.loop.train` of the same config; and what is made of a config for it."""
 
 import math
-from pathlib import Path
 from time import process_time
 
 import pytest
@@ -50,6 +49,20 @@ def load(folder, name="cnn.cfg", **training):
     return config
 
 
+def dev_docs(config):
+    return list(DocBin().from_disk(config.interpolate()["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
+
+
+def spacys_config(short, docs, folder):
+    """Of a training that records its scores, on some of the development data."""
+    DocBin(docs=docs).to_disk(folder / "half.spacy")
+    RECORDED.clear()
+    config = short.copy()
+    config["corpora"]["dev"]["path"] = str(folder / "half.spacy")
+    config["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
+    return config
+
+
 # ---------------------------------------------------------------------- a trial
 
 
@@ -63,14 +76,8 @@ def test_trial_is_what_spacy_trains(tmp_path, optimizer):
     found = run_trial(short, seed=3, draws=4, on_evaluation=lambda *args: seen.append(args))
 
     curves = []
-    dev = list(DocBin().from_disk(short["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
-    for half in (dev[::2], dev[1::2]):
-        DocBin(docs=half).to_disk(tmp_path / "half.spacy")
-        RECORDED.clear()
-        oracle = short.copy()
-        oracle["corpora"]["dev"]["path"] = str(tmp_path / "half.spacy")
-        oracle["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
-        train(init_nlp(oracle), None)
+    for begin in (0, 1):
+        train(init_nlp(spacys_config(short, dev_docs(short)[begin::2], tmp_path)), None)
         curves.append(list(RECORDED))
     choosing, judging = curves
     assert found.evaluations == seen == choosing and choosing != judging
@@ -88,13 +95,7 @@ def test_trial_on_a_part_is_what_spacy_trains_on_its_file(tmp_path):
     before = short.copy()
     found = run_trial(short, seed=3, share=0.25)
     assert short == before
-    oracle = short.copy()
-    dev = list(DocBin().from_disk(short["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
-    DocBin(docs=dev[::2]).to_disk(tmp_path / "half.spacy")
-    oracle["corpora"]["dev"]["path"] = str(tmp_path / "half.spacy")
-    oracle["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
-    RECORDED.clear()
-    nlp = init_nlp(oracle)
+    nlp = init_nlp(spacys_config(short, dev_docs(short)[::2], tmp_path))
     examples = list(Corpus(short["paths"]["train"])(nlp))
     part = part_of(examples, 0.25, 3)
     assert len(part) == len(examples) // 4
@@ -103,14 +104,6 @@ def test_trial_on_a_part_is_what_spacy_trains_on_its_file(tmp_path):
     train(nlp, None)
     assert found.evaluations == RECORDED
     assert run_trial(short, seed=3, share=1.0).evaluations == run_trial(short, seed=3).evaluations != RECORDED
-
-
-def test_trial_of_one_text_is_judged_on_it(tmp_path):
-    config = load(tmp_path)
-    path = Path(config.interpolate()["paths"]["dev"])
-    DocBin(docs=list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))[:1]).to_disk(path)
-    found = run_trial(shorten(config, 10)[0], seed=0)
-    assert found.kept == found.chosen and found.last == found.evaluations[-1][1] and not found.resampled
 
 
 def test_trial_needs_texts_to_score(tmp_path):
@@ -123,10 +116,8 @@ def test_trial_needs_texts_to_score(tmp_path):
 def test_trial_keeps_the_last_of_equals(tmp_path):
     """As `spacy train` does. Here all evaluations that choose are 0, as that text has no annotations."""
     config = load(tmp_path)
-    path = Path(config.interpolate()["paths"]["dev"])
-    vocab = spacy.blank("en").vocab
-    text, *_ = DocBin().from_disk(path).get_docs(vocab)
-    DocBin(docs=[Doc(vocab, words=["bare"]), text]).to_disk(path)
+    text = dev_docs(config)[0]
+    DocBin(docs=[Doc(text.vocab, words=["bare"]), text]).to_disk(config.interpolate()["paths"]["dev"])
     found = run_trial(shorten(config, 10)[0], seed=0)
     assert len({score for _, score in found.evaluations}) == 1
     assert found.kept == found.last > 0
@@ -138,7 +129,7 @@ def test_trial_is_evaluated_at_its_end(tmp_path):
     short, _ = shorten(config, 6)
     short["training"]["eval_frequency"] = 4
     found = run_trial(short, seed=0)
-    assert [step for step, _ in found.evaluations] == [0, 4, 6]
+    assert [step for step, _ in found.evaluations] == [0, 4, 6] and not found.resampled
     every, _ = shorten(config, 6)
     every["training"]["eval_frequency"] = 2
     assert run_trial(every, seed=0).evaluations[-1] == found.evaluations[-1]
