@@ -260,7 +260,6 @@ def test_learner_cannot_add_labels_to_a_head_of_torch(model, tmp_path):
                                           "total_steps": 60}},
         {"algorithm": {"@torch_optimizers": "thinc-torchopt.Modular.v1",
                        "modules": {"adam": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}, "normalize": "words"}},
-        {"grad_clip": 1.0, "on_spike": "skip", "spike_factor": 2.0},
         pytest.param({"algorithm": SCHEDULE_FREE}, marks=needs_library),
     ],
 )  # fmt: skip

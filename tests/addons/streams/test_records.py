@@ -11,7 +11,7 @@ from thinc_torchopt.addons.streams.records import make_example, read_examples, r
 from thinc_torchopt.core.errors import StreamError
 
 from ...models import toy_examples, toy_pipeline
-from .streams import files, learn, make_model, record, rows, write_stream
+from .streams import record
 
 
 @pytest.fixture(scope="module")
@@ -95,21 +95,6 @@ def test_records_of_doccano_and_hugging_face(nlp, found, ents, cats, tags):
 def test_records_that_are_damaged_end_the_run_and_nothing_is_lost(nlp, tmp_path_factory, line, message):
     with pytest.raises(StreamError, match=rf"(?s)Can't learn from line 7: .*{message}"):
         make_example(nlp, read_record(line, "line 7"), "line 7")
-
-
-def test_records_before_a_damaged_one_are_learned(tmp_path):
-    model, stream = make_model(tmp_path / "model"), write_stream(tmp_path / "stream.jsonl", 8)
-    whole = stream.read_text()
-    lines = whole.splitlines(keepends=True)
-    stream.write_text("".join([*lines[:6], "{\n", *lines[6:]]))
-    for _ in range(2):  # again and again, until it is mended
-        with pytest.raises(StreamError, match="line 7 of the stream: expected JSON"):
-            learn(model, stream, tmp_path / "out", batch_size=5)
-        assert rows(tmp_path / "out")[-1]["texts"] == 5  # the batch waits: another one would give other weights
-    stream.write_text(whole)
-    learn(model, stream, tmp_path / "out", batch_size=5)
-    learn(model, stream, tmp_path / "one", batch_size=5)
-    assert files(tmp_path / "out") == files(tmp_path / "one") and rows(tmp_path / "out")[-1]["texts"] == 8
 
 
 def test_records_of_a_corpus_of_spacy(nlp, tmp_path):
