@@ -49,6 +49,7 @@ def test_space_kinds_of_values():
         (PATH, "1..2..3", "expected a range or choices"),
         (PATH, "a..b", "expected a range or choices"),
         (PATH, "1..inf", "expected a range or choices"),
+        (PATH, f"1..{'9' * 400}", "expected a range or choices"),  # too large for a float
         (PATH, "1..8:exp", "expected a range or choices"),
         (PATH, "8..1", "expected a range from a lower number to a higher one"),
         (PATH, "1..1", "expected a range from a lower number to a higher one"),
