@@ -43,18 +43,12 @@ def curve(**scores):
         # -2, -1 and 0. The t of two degrees of freedom at 95% is 4.303: up to -1 + 4.303 * 0.577.
         ([0.80, 0.81, 0.82], [0.78, 0.80, 0.82], "-1.0 ± 0.6 points, no clear rise: .* by more than 1.5 points.$"),
         ([0.82, 0.82, 0.82], [0.80, 0.801, 0.799], "-2.0 ± 0.1 points, no clear rise: .* by more than 0.0 points.$"),
-        # 0, 1 and 2, so at most 1 + 4.303 * 0.577.
-        (
-            [0.80, 0.81, 0.82],
-            [0.80, 0.82, 0.84],
-            r"\+1.0 ± 0.6 points, .* not likely to help by more than 3.5 points. I",
-        ),
         ([0.80, 0.81], [0.80, 0.81], "Nothing can be said: 75% and 100% have the same scores."),
         ([0.0, 0.0], [0.0, 0.0], "Nothing can be said: all scores are 0."),
         ([0.7], [0.8], "100% has the best score, 0.8000. One seed can't tell a difference from chance."),
         ([], [0.8], "Nothing can be said: it takes trials on 75% and on 100% of the texts."),
     ],
-    ids=["rise", "no rise", "fall", "may be a rise", "same", "zero", "one seed", "stopped"],
+    ids=["rise", "no rise", "fall", "same", "zero", "one seed", "stopped"],
 )
 def test_learning_curve_in_words(most, all_, told):
     found = curve(of_25=[0.5], of_75=most, of_100=all_)

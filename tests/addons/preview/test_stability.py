@@ -37,8 +37,6 @@ def test_stability_is_as_the_docs_say():
     ("config", "found"),
     [
         ("cnn.cfg", {}),
-        ("param_groups.cfg", {}),
-        ("checkpoint.cfg", {}),
         ("controller.cfg", {"thinc-torchopt.TrainerController.v1": "provisional"}),
         ("taught.cfg", {"thinc-torchopt.TaughtCorpus.v1": "provisional"}),
         ("privacy.cfg", {"thinc-torchopt.Privacy.v1": "experimental", "thinc-torchopt.poisson.v1": "experimental"}),

@@ -105,8 +105,8 @@ def test_config_from_counts_no_score_of_a_disabled_component():
     """spaCy fills in the scores that a config does not name, also those of disabled components."""
     nlp, examples = ready_pipeline(["senter", "tagger"], shared=False, n=10)
     nlp.disable_pipe("senter")
-    nlp.config["training"]["score_weights"] = {"tag_acc": 1.0}
+    nlp.config["training"]["score_weights"] = {"tag_acc": 2.0, "tag_micro_f": 1.0, "tag_micro_p": None}
     plan = plan_for(nlp, survey(one.reference for one in examples), examples)
     assert list(plan.learners) == ["tagger"]
     found = make_config_from(nlp, "old", plan)["training"]["score_weights"]
-    assert found["tag_acc"] == 1.0 and found["sents_f"] is None
+    assert (found["tag_acc"], found["tag_micro_f"], found["sents_f"]) == (0.67, 0.33, None)

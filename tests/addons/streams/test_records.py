@@ -11,7 +11,7 @@ from thinc_torchopt.addons.streams.records import make_example, read_examples, r
 from thinc_torchopt.core.errors import StreamError
 
 from ...models import toy_examples, toy_pipeline
-from .streams import files, learn, make_model, record, rows, write_stream
+from .streams import record
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def test_records_of_prodigy(nlp):
         ({"tokens": ["Anna", "flew"], "pos_tags": ["NNP", "VBD"]}, [], {}, "NNP"),
         ({"text": "Anna flew", "tokens": ["Anna", "flew"], "ner_tags": ["B-PER", "O"]}, ["Anna"], {}, ""),
         ({"text": "An-na flew", "words": ["An-na", "flew"], "tags": ["NNP", "VBD"]}, [], {}, "NNP"),
+        ({"words": ["An", "na"], "spaces": [False, True], "entities": [[0, 4, "PER"]]}, ["Anna"], {}, ""),
         ({"text": "Anna flew", "label": "A"}, [], {"A": 1.0}, ""),
         ({"text": "Anna flew", "labels": ["A", "B"]}, [], {"A": 1.0, "B": 1.0}, ""),
     ],
@@ -83,30 +84,17 @@ def test_records_of_doccano_and_hugging_face(nlp, found, ents, cats, tags):
         (b"3", "expected an object with a 'text' or 'words', found '3'"),
         (b'{"text": "a b", "tags": ["X"]}', "its annotations don't fit"),
         (b'{"words": ["a"], "tags": ["X", "Y"]}', "its annotations don't fit"),
+        (b'{"place": "a"}', "expected an object with a 'text' or 'words'"),
         (b'{"words": [3]}', "expected an object with a 'text' or 'words'"),
         (b'{"words": "ab"}', "expected an object with a 'text' or 'words'"),
         (b'{"text": "a", "spans": [{"start": 0}]}', "its annotations don't fit"),
         (b'{"text": "a", "options": 3, "accept": ["A"]}', "its annotations can't be read"),
+        (b'{"text": "a", "complete": 3}', "expected a list of labels, or true, as 'complete', found 3"),
     ],
 )
 def test_records_that_are_damaged_end_the_run_and_nothing_is_lost(nlp, tmp_path_factory, line, message):
     with pytest.raises(StreamError, match=rf"(?s)Can't learn from line 7: .*{message}"):
         make_example(nlp, read_record(line, "line 7"), "line 7")
-
-
-def test_records_before_a_damaged_one_are_learned(tmp_path):
-    model, stream = make_model(tmp_path / "model"), write_stream(tmp_path / "stream.jsonl", 8)
-    whole = stream.read_text()
-    lines = whole.splitlines(keepends=True)
-    stream.write_text("".join([*lines[:6], "{\n", *lines[6:]]))
-    for _ in range(2):  # again and again, until it is mended
-        with pytest.raises(StreamError, match="line 7 of the stream: expected JSON"):
-            learn(model, stream, tmp_path / "out", batch_size=5)
-        assert rows(tmp_path / "out")[-1]["texts"] == 5  # the batch waits: another one would give other weights
-    stream.write_text(whole)
-    learn(model, stream, tmp_path / "out", batch_size=5)
-    learn(model, stream, tmp_path / "one", batch_size=5)
-    assert files(tmp_path / "out") == files(tmp_path / "one") and rows(tmp_path / "out")[-1]["texts"] == 8
 
 
 def test_records_of_a_corpus_of_spacy(nlp, tmp_path):

@@ -47,7 +47,8 @@ def test_source_numbers_lines_after_one_that_had_no_line_end(tmp_path, added):
     assert (line.place.lines, line.where) == (number, f"line {number} of the stream")
 
 
-def test_source_that_becomes_shorter_is_an_error(tmp_path):
+def test_source_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_module.time, "sleep", None)  # it is told at once
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b"one\ntwo\n")
     lines = LineReader(path, follows=True, is_stopped=stops(50, AssertionError)).read(Place())

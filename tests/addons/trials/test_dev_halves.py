@@ -46,6 +46,13 @@ def test_dev_halves_refuses_scores_by_label(nlp, dev):
     with pytest.raises(ValueError, match="E915"):
         score(nlp, predict(nlp, dev), {"ents_per_type": 1.0})
 
+    def scorer(examples, **settings):
+        raise KeyError("of a component")
+
+    nlp.get_pipe("entity_ruler").scorer = scorer
+    with pytest.raises(KeyError, match="E900"):
+        score(nlp, predict(nlp, dev), {"ents_f": 1.0})
+
 
 @given(st.lists(st.integers(), max_size=9, unique=True))
 def test_dev_halves_have_each_text_once(texts):
@@ -66,6 +73,7 @@ def test_dev_halves_of_thinned_texts_differ(lengths):
         assert found == texts
     if len(set(lengths)) == 1 and len(found) > 3:
         assert sum(map(len, found)) <= 1.5 * MOST_WORDS
+    assert [len(thinned([range(length)] * 4)) for length in (12_500, 12_501)] == [4, 2]
 
 
 def test_dev_halves_resampled_is_the_error_of_a_mean():

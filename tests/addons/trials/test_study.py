@@ -13,10 +13,9 @@ import pytest
 
 from thinc_torchopt.addons.trials.study import AS_IT_IS, Study, parse_space
 from thinc_torchopt.addons.trials.trial import TrialResult
-from thinc_torchopt.core.compat import has_optuna
 from thinc_torchopt.core.errors import ConfigError
 
-pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
+optuna = pytest.importorskip("optuna", reason="optuna is not installed")
 
 SPACE = parse_space([("", "a.rate", "1e-4..1e-2:log"), ("", "a.kind", "x|7|[1, 2]")])
 [SIZES] = parse_space([("", "a.size", "1..8")]).values()
@@ -43,9 +42,16 @@ def open_study(path, settings={}, space=SPACE, warmup_steps=None):
 
 
 def test_study_searches_in_its_space_and_finds_the_best(tmp_path):
+    optuna.logging.set_verbosity(optuna.logging.INFO)
     opened = open_study(tmp_path / "new" / "folder" / "study.db")
+    assert optuna.logging.get_verbosity() == optuna.logging.ERROR
     calls = []
-    opened.search(25, train, calls.append)
+
+    def told(found):
+        calls.append(found)
+        assert len(calls) <= 25
+
+    opened.search(25, train, told)
     found = opened.found()
     assert found == calls and opened.count_done() == len(found) == 25 and {one.state for one in found} == {"complete"}
     for one in found:
@@ -59,18 +65,30 @@ def test_study_searches_in_its_space_and_finds_the_best(tmp_path):
 
 
 def test_study_draws_each_whole_number_of_a_range():
-    optuna = pytest.importorskip("optuna")
     assert [SIZES.suggest(optuna.trial.FixedTrial({"a": n}), "a") for n in range(1, 9)] == list(range(1, 9))
 
 
-def test_study_goes_on_and_draws_the_same(tmp_path):
-    whole = open_study(tmp_path / "whole.db")
-    whole.search(14, train)
-    for trials in (5, 5, 14):
-        parts = open_study(tmp_path / "parts.db")
-        parts.search(trials, train)
-        assert len(parts.found()) == trials
-    assert [one.values for one in parts.found()] == [one.values for one in whole.found()]
+@pytest.mark.parametrize("seed", [0, 2**32 - 1])
+def test_study_goes_on_and_draws_as_optuna_does(seed, tmp_path):
+    for trials in (1, 1, 3):
+        opened = Study(tmp_path / "study.db", {}, SPACE, seed=seed, warmup_steps=None)
+        opened.search(trials, train)
+        assert len(opened.found()) == trials
+    for number, one in enumerate(opened.found()):
+        sampler = optuna.samplers.TPESampler(seed=(seed + number) % 2**32)
+        trial = optuna.create_study(sampler=sampler).ask()
+        assert one.values == {path: dimension.suggest(trial, path) for path, dimension in SPACE.items()}
+
+
+def test_study_tells_what_matters_once_scores_differ(tmp_path):
+    def by_size(values, seed, report):
+        return TrialResult(evaluations=[(0, values["a.size"])])
+
+    for others, expected in ({"a.rate": SPACE["a.rate"]}, {"a.size", "a.rate"}), ({}, set()):
+        opened = open_study(tmp_path / f"{len(others)}.db", space={"a.size": SIZES, **others})
+        for trials, found in (1, set()), (2, expected):
+            opened.search(trials, by_size)
+            assert set(opened.importances()) == found
 
 
 @pytest.mark.parametrize("name", ["a?b", "100%", "a%41", "{x}", "a#b", "a b", ":memory:"])
@@ -90,20 +108,21 @@ def test_study_is_in_the_file_of_its_name(name, tmp_path, monkeypatch):
 
 
 def test_study_prunes_what_is_worse_after_its_warm_up(tmp_path):
+    """As Optuna's median pruner: below the median of those that came to their end, once there are four of them."""
+    scores = iter([4, 3, 2, 1, 2, 3, 0])
+
+    def next_one(values, seed, report):
+        score = next(scores)
+        for step in (0, 5, 10):
+            report(step, score)
+        return TrialResult(evaluations=[(10, score)])
+
     opened = open_study(tmp_path / "study.db", warmup_steps=5)
-    opened.search(20, train)
+    opened.search(7, next_one)
     found = opened.found()
-    pruned = [one for one in found if one.state == "pruned"]
-    assert pruned and all(max(one.scores) >= 5 for one in pruned) and all(one.score is None for one in pruned)
-    # As Optuna's median pruner: below the median of the same step of the trials before it that came to their end.
-    for one in pruned:
-        step = max(one.scores)
-        before = sorted(
-            other.scores[step] for other in found[: one.number] if other.state == "complete" and step in other.scores
-        )
-        assert one.scores[step] < before[len(before) // 2]
-    assert max(one.score for one in found if one.score is not None) > 0.9
-    assert not any(one.state == "pruned" for one in open_study(tmp_path / "study.db").best(20))
+    assert [one.state for one in found] == ["complete"] * 4 + ["pruned", "complete", "pruned"]
+    assert all(one.score is None and max(one.scores) == 5 for one in found if one.state == "pruned")
+    assert [one.number for one in open_study(tmp_path / "study.db").best(7)] == [0, 1, 5, 2, 3]
 
 
 def test_study_begins_with_the_values_of_the_config(tmp_path):
@@ -111,7 +130,7 @@ def test_study_begins_with_the_values_of_the_config(tmp_path):
     opened.begin_with({"a.rate": 2e-3, "a.kind": 7})
     opened.begin_with({"a.rate": 3e-3, "a.kind": 7, "b.c": 1})
     opened.search(1, train)
-    assert opened.found()[0].values == {"a.rate": 2e-3, "a.kind": 7}
+    assert [one.values for one in opened.found()] == [{"a.rate": 2e-3, "a.kind": 7}]
     other = open_study(tmp_path / "other.db")
     other.begin_with({"a.rate": 1.0, "a.kind": 7})
     other.begin_with({"a.rate": None, "a.kind": 7})
@@ -129,10 +148,15 @@ def test_study_repeats_with_other_seeds_once(tmp_path):
         return train(values, seed, report)
 
     numbers = [AS_IT_IS, *(one.number for one in opened.best(2))]
-    told = {}
-    opened.repeat(numbers, [1, 2], counted, lambda number, seed, found: told.update({(number, seed): found.score}))
+    told = []
+    opened.repeat(
+        numbers,
+        [1, 2],
+        counted,
+        lambda number, seed, found: told.append(opened.repeated([number], [seed]) == {number: {seed: found.score}}),
+    )
     scores = opened.repeated(numbers, [1, 2])
-    assert told == {(number, seed): score for number in numbers for seed, score in scores[number].items()}
+    assert told == [True] * 6
     assert opened.count_repeated(numbers, [1, 2]) == 6
     assert len(seeds) == 6 and {seed for _, seed in seeds} == {1, 2}
     values = {one.number: one.values for one in opened.found()} | {AS_IT_IS: {}}
@@ -166,25 +190,20 @@ def test_study_that_is_interrupted_does_the_trial_again(tmp_path):
 def test_study_of_trials_that_fail(tmp_path):
     """One that diverges counts as 0, one that raises not at all; if all raise, the search ends."""
 
-    def diverges(values, seed, report):
-        return (
-            TrialResult(problem="the loss was not finite") if values["a.kind"] == "x" else train(values, seed, report)
-        )
-
-    def fails(values, seed, report):
+    def some_fail(values, seed, report):
         if values["a.kind"] == "x":
             raise MemoryError("too large")
-        return train(values, seed, report)
+        return TrialResult(problem="not finite") if values["a.kind"] == 7 else train(values, seed, report)
 
-    first = open_study(tmp_path / "first.db")
-    first.search(12, diverges)
-    assert {one.score for one in first.found() if one.values["a.kind"] == "x"} == {0.0}
-    second = open_study(tmp_path / "second.db")
-    second.search(12, fails)
-    states = {(one.state, one.problem) for one in second.found() if one.values["a.kind"] == "x"}
-    assert states == {("failed", "too large")} and len(second.found()) == 12
+    opened = open_study(tmp_path / "some.db")
+    opened.search(8, some_fail)
+    states = [(one.state, one.problem, one.score == 0.0) for one in opened.found()]
+    assert len(states) == 8
+    assert {*states} == {("failed", "too large", False), ("complete", "not finite", True), ("complete", None, False)}
+    opened = open_study(tmp_path / "all.db")
     with pytest.raises(ConfigError, match=r"all 3 trials failed. The last one: wrong size"):
-        open_study(tmp_path / "third.db").search(12, lambda *args: (_ for _ in ()).throw(ValueError("wrong size")))
+        opened.search(12, lambda *args: (_ for _ in ()).throw(ValueError("wrong size")))
+    assert len(opened.found()) == 3
 
 
 def test_study_is_one_of_the_same_training(tmp_path):
@@ -227,8 +246,7 @@ def test_study_repeats_one_that_fails_once(tmp_path):
 
     told, seeds = [], [2**32]
     for _ in range(2):
-        opened.repeat(
-            [AS_IT_IS, 0], seeds, fails, lambda number, seed, found: told.append((found.state, found.problem))
-        )
+        # -1: AS_IT_IS in the file of each study.
+        opened.repeat([-1, 0], seeds, fails, lambda number, seed, found: told.append((found.state, found.problem)))
     assert calls == seeds * 2 and told == [("failed", "too large")] * 2
     assert opened.repeated([AS_IT_IS, 0], seeds) == {AS_IT_IS: {}, 0: {}}

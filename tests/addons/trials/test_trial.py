@@ -1,7 +1,6 @@
 """A trial, against `spacy.training.loop.train` of the same config; and what is made of a config for it."""
 
 import math
-from pathlib import Path
 from time import process_time
 
 import pytest
@@ -50,6 +49,20 @@ def load(folder, name="cnn.cfg", **training):
     return config
 
 
+def dev_docs(config):
+    return list(DocBin().from_disk(config.interpolate()["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
+
+
+def spacys_config(short, docs, folder):
+    """Of a training that records its scores, on some of the development data."""
+    DocBin(docs=docs).to_disk(folder / "half.spacy")
+    RECORDED.clear()
+    config = short.copy()
+    config["corpora"]["dev"]["path"] = str(folder / "half.spacy")
+    config["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
+    return config
+
+
 # ---------------------------------------------------------------------- a trial
 
 
@@ -63,14 +76,8 @@ def test_trial_is_what_spacy_trains(tmp_path, optimizer):
     found = run_trial(short, seed=3, draws=4, on_evaluation=lambda *args: seen.append(args))
 
     curves = []
-    dev = list(DocBin().from_disk(short["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
-    for half in (dev[::2], dev[1::2]):
-        DocBin(docs=half).to_disk(tmp_path / "half.spacy")
-        RECORDED.clear()
-        oracle = short.copy()
-        oracle["corpora"]["dev"]["path"] = str(tmp_path / "half.spacy")
-        oracle["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
-        train(init_nlp(oracle), None)
+    for begin in (0, 1):
+        train(init_nlp(spacys_config(short, dev_docs(short)[begin::2], tmp_path)), None)
         curves.append(list(RECORDED))
     choosing, judging = curves
     assert found.evaluations == seen == choosing and choosing != judging
@@ -85,14 +92,10 @@ def test_trial_is_what_spacy_trains(tmp_path, optimizer):
 def test_trial_on_a_part_is_what_spacy_trains_on_its_file(tmp_path):
     """The oracle is a pipeline that is initialized with all texts, and `spacy train` with a file of the part."""
     short, _ = shorten(load(tmp_path), 10)
+    before = short.copy()
     found = run_trial(short, seed=3, share=0.25)
-    oracle = short.copy()
-    dev = list(DocBin().from_disk(short["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
-    DocBin(docs=dev[::2]).to_disk(tmp_path / "half.spacy")
-    oracle["corpora"]["dev"]["path"] = str(tmp_path / "half.spacy")
-    oracle["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
-    RECORDED.clear()
-    nlp = init_nlp(oracle)
+    assert short == before
+    nlp = init_nlp(spacys_config(short, dev_docs(short)[::2], tmp_path))
     examples = list(Corpus(short["paths"]["train"])(nlp))
     part = part_of(examples, 0.25, 3)
     assert len(part) == len(examples) // 4
@@ -101,14 +104,6 @@ def test_trial_on_a_part_is_what_spacy_trains_on_its_file(tmp_path):
     train(nlp, None)
     assert found.evaluations == RECORDED
     assert run_trial(short, seed=3, share=1.0).evaluations == run_trial(short, seed=3).evaluations != RECORDED
-
-
-def test_trial_of_one_text_is_judged_on_it(tmp_path):
-    config = load(tmp_path)
-    path = Path(config.interpolate()["paths"]["dev"])
-    DocBin(docs=list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))[:1]).to_disk(path)
-    found = run_trial(shorten(config, 10)[0], seed=0)
-    assert found.kept == found.chosen and found.last == found.evaluations[-1][1] and not found.resampled
 
 
 def test_trial_needs_texts_to_score(tmp_path):
@@ -121,10 +116,8 @@ def test_trial_needs_texts_to_score(tmp_path):
 def test_trial_keeps_the_last_of_equals(tmp_path):
     """As `spacy train` does. Here all evaluations that choose are 0, as that text has no annotations."""
     config = load(tmp_path)
-    path = Path(config.interpolate()["paths"]["dev"])
-    vocab = spacy.blank("en").vocab
-    text, *_ = DocBin().from_disk(path).get_docs(vocab)
-    DocBin(docs=[Doc(vocab, words=["bare"]), text]).to_disk(path)
+    text = dev_docs(config)[0]
+    DocBin(docs=[Doc(text.vocab, words=["bare"]), text]).to_disk(config.interpolate()["paths"]["dev"])
     found = run_trial(shorten(config, 10)[0], seed=0)
     assert len({score for _, score in found.evaluations}) == 1
     assert found.kept == found.last > 0
@@ -136,10 +129,18 @@ def test_trial_is_evaluated_at_its_end(tmp_path):
     short, _ = shorten(config, 6)
     short["training"]["eval_frequency"] = 4
     found = run_trial(short, seed=0)
-    assert [step for step, _ in found.evaluations] == [0, 4, 6]
+    assert [step for step, _ in found.evaluations] == [0, 4, 6] and not found.resampled
     every, _ = shorten(config, 6)
     every["training"]["eval_frequency"] = 2
     assert run_trial(every, seed=0).evaluations[-1] == found.evaluations[-1]
+
+
+def test_trial_without_a_score_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("thinc_torchopt.addons.trials.trial.score", lambda *args: math.nan)
+    found = run_trial(shorten(load(tmp_path), 10)[0], seed=0)
+    assert found.problem == "the loss, the gradients or the score were not finite at step 0"
+    nothing = (found.evaluations, found.kept, found.last, found.texts, found.resampled, found.words)
+    assert nothing == ([], 0.0, 0.0, 0, [], 0) and found.skipped_updates == 0
 
 
 @pytest.mark.parametrize("optimizer", ["Adam.v1", "thinc-torchopt.SGD.v1"])
@@ -205,10 +206,12 @@ def test_trial_leaves_schedules_that_end_earlier():
 
 def test_trial_lets_frozen_params_join_in_proportion():
     group = '[training.optimizer.param_groups]\n\n[training.optimizer.param_groups.a]\nparams = ["a/*"]\n'
-    short, notes = shorten(config_of(f"{group}unfreeze_at = 500\n"), 200)
-    assert short["training"]["optimizer"]["param_groups"]["a"]["unfreeze_at"] == 50
-    assert "param_groups.a] unfreeze_at 500 is 50" in notes[0]
+    for was, now in (500, 50), (4, 1):
+        short, notes = shorten(config_of(f"{group}unfreeze_at = {was}\n"), 200)
+        assert short["training"]["optimizer"]["param_groups"]["a"]["unfreeze_at"] == now
+        assert f"param_groups.a] unfreeze_at {was} is {now}" in notes[0]
     assert not shorten(config_of(f"{group}unfreeze_at = 50\n", max_steps=200), 200)[1]
+    assert not shorten(config_of(f"{group}other_steps = 500\n"), 200)[1]  # no schedule
 
 
 def test_trial_tells_of_long_warm_up():
@@ -264,14 +267,17 @@ def test_trial_takes_a_budget_for_its_steps(tmp_path):
 def test_trial_shortens_averages():
     text = '[training.optimizer.averages]\n@misc = "thinc-torchopt.{}.v1"\n{}\n'
     for kind, given_, expected in [
-        ("EMA", "decay = 0.99", {"decay": 0.9}),
-        ("EMA", "decay = 0.9\nstart_step = 500", {"decay": 0.5, "start_step": 50}),
-        ("SWA", "start_step = 1500", {"start_step": 150}),
+        ("EMA", "decay = 0.99", {"decay": 0.933333}),
+        ("EMA", "decay = 0.9\nstart_step = 500", {"decay": 0.5, "start_step": 75}),
+        ("SWA", "start_step = 1500", {"start_step": 225}),
     ]:
-        short, notes = shorten(config_of(text.format(kind, given_)), 200)
+        short, notes = shorten(config_of(text.format(kind, given_)), 300)
         block = short["training"]["optimizer"]["averages"]
         assert {key: block[key] for key in expected} == expected
         assert all(f"{line.replace(' = ', ' ')} is " in notes[0].replace(",", "") for line in given_.splitlines())
+        assert not shorten(config_of(text.format(kind, given_), max_steps=300), 300)[1]
+    for decay in (0.5, 1.0):
+        assert not shorten(config_of(text.format("EMA", f"decay = {decay}")), 300)[1]
 
 
 @given(total=st.integers(1, 50_000), part=st.floats(0, 1), steps=st.integers(1, 3000))

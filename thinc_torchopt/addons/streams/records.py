@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,8 +224,7 @@ def unknown_labels(nlp: Language, example: Example, exclude: Collection[str]) ->
 
 
 def _short(content: bytes) -> str:
-    text = content.decode("utf8", errors="replace")
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+    return reprlib.repr(content.decode("utf8", errors="replace"))
 
 
 def in_words(error: Exception) -> str:

@@ -94,14 +94,13 @@ class _Scorer(Scorer):
         super().__init__(nlp=nlp)
         self.examples: list[Example] = []
 
-    def score(self, examples: Iterable[Example], *, per_component: bool = False) -> dict[str, Any]:
+    def score(self, examples: Iterable[Example], **settings: Any) -> dict[str, Any]:
         self.examples = list(examples)
         with_cats = [example for example in self.examples if example.reference.cats]
         found = super().score(self.examples, per_component=True)
-        if len(with_cats) < len(self.examples):
-            for name, pipe in self.nlp.pipeline:
-                if name in found and isinstance(kind_in(self.nlp, name), Categories):
-                    found[name] = pipe.score(with_cats) if with_cats else {}  # type: ignore[attr-defined]
+        for name, pipe in self.nlp.pipeline:
+            if name in found and isinstance(kind_in(self.nlp, name), Categories):
+                found[name] = pipe.score(with_cats) if with_cats else {}  # type: ignore[attr-defined]
         return {key: value for scores in found.values() for key, value in scores.items()}
 
 
@@ -115,7 +114,7 @@ def _numbers(scores: Mapping[str, Any]) -> dict[str, float]:
 
 
 _COMPARED = (OfSpans, Categories, Tags)
-# An annotation: start and end in characters, which are those of the text for one of all of it, and the label.
+# An annotation: its place in characters, which is that of the text for one of all of it, and the label.
 _Item = tuple[int, int, str]
 
 
@@ -154,7 +153,7 @@ def _items(doc: Doc, rule: Rule) -> Iterator[_Item]:
     said: Any = rule.theirs.read(doc)
     if isinstance(rule.kind, OfSpans):
         for start, end, label in said:
-            yield doc[start].idx, doc[end - 1].idx + len(doc[end - 1]), label
+            yield doc[start:end].start_char, doc[start:end].end_char, label
     elif isinstance(rule.kind, Categories):
         scores = {label: score for label, score in said.items() if rule.own is None or label in rule.own}
         best = max(scores, key=lambda label: scores[label], default="")
@@ -164,7 +163,7 @@ def _items(doc: Doc, rule: Rule) -> Iterator[_Item]:
     elif isinstance(rule.kind, Tags):
         for token, tag in zip(doc, said):
             if tag:
-                yield token.idx, token.idx + len(token), tag
+                yield token.idx, len(token), tag
 
 
 def added_by_component(added: Sequence[tuple[str, str]], nlp: Language) -> dict[str, set[str]]:

@@ -33,6 +33,8 @@ _LEVEL = 0.05
 _MOST_SEEDS = 30
 # With more degrees of freedom, Student's t is the normal distribution.
 _MOST_FREEDOM = 10_000.0
+# With more words of development data, evaluations would take longer than a short training.
+MOST_WORDS = 50_000
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ class Comparison:
         found = self.differences.get(name)
         if found is None:
             return "", ""
-        verdict = "may be chance" if not found.is_told else "better" if found.value > 0 else "worse"
+        verdict = (
+            "better" if found.value > found.margin else "worse" if found.value < -found.margin else "may be chance"
+        )
         return f"{found.value:+.4f} ± {found.error:.4f}", verdict
 
     @property
@@ -128,8 +132,7 @@ class Comparison:
     @property
     def winner(self) -> str:
         """The best candidate that is better by more than chance, or the base."""
-        better = [name for name in self.means if self.is_told(name) and self.difference(name) > 0]
-        return max(better, key=lambda name: self.means[name], default=self.base)
+        return max([self.base, *filter(self.is_told, self.means)], key=lambda name: self.means[name])
 
     def verdict(self, base: str, sentences: Sentences = _OF_CANDIDATES) -> str:
         """The verdict in a line. base (str): The base in words."""
@@ -227,14 +230,12 @@ def t_quantile(level: float, freedom: float) -> float:
     # With t = sqrt(freedom) tan(angle), its density is a power of the cosine.
     angles = numpy.linspace(0.0, math.pi / 2, 20_001)
     density = numpy.cos(angles) ** (freedom - 1)
-    below = numpy.concatenate([[0.0], numpy.cumsum((density[1:] + density[:-1]) / 2)])
+    below = numpy.concatenate([[0.0], numpy.cumsum(density[1:] + density[:-1])])
     angle = numpy.interp(2 * level - 1, below / below[-1], angles)
     return math.sqrt(freedom) * math.tan(angle)
 
 
 T = TypeVar("T")
-# With more words of development data, evaluations would take longer than a short training.
-MOST_WORDS = 50_000
 
 
 def thinned(dev: Sequence[Example]) -> list[Example]:
@@ -256,7 +257,7 @@ class _Predictions(Scorer):
 
     examples: Sequence[Example] = ()
 
-    def score(self, examples: Any, *, per_component: bool = False) -> dict[str, Any]:
+    def score(self, examples: Any, **settings: Any) -> dict[str, Any]:
         self.examples = list(examples)
         return {}
 

@@ -88,7 +88,7 @@ class RangeTest:
     steps: int = 0
     examples: int = 0
     ended: Literal["max_rate", "diverged", "not_finite"] = "max_rate"
-    first: int = 0
+    first: int = _LEFT_OUT_POINTS
     smoothed: list[float] = field(default_factory=list)
     stretch: tuple[int, int] | None = None
     problem: str | None = None
@@ -103,11 +103,12 @@ class RangeTest:
 
     def rates_by_group(self) -> dict[str, float]:
         """The suggestion for each param group, with all factors that it has. Groups that were frozen are left out."""
-        if self.stretch is None or self.suggestion is None:
+        if self.stretch is None:
             return {}
+        suggestion = cast(float, self.suggestion)
         before, after = (self.group_rates[point] for point in self.stretch)
         at = self.rates[self.stretch[1]]
-        return {group: rate / at * self.suggestion for group, rate in after.items() if rate and before.get(group)}
+        return {group: rate / at * suggestion for group, rate in after.items() if rate and before.get(group)}
 
 
 def run_range_test(
@@ -220,14 +221,14 @@ def _train(
     """
     examples = _draw_examples(nlp, config)
     found.examples = len(examples)
-    # Schedules move on once more after the last step.
-    optimizer = with_ramp(config["training"]["optimizer"], learn_rate_settings(config), [*ramp, ramp[-1]])
+    # Schedules move on once more after the last step, to any rate.
+    optimizer = with_ramp(config["training"]["optimizer"], learn_rate_settings(config), [*ramp, *ramp])
     training = begin_training(
         nlp,
         config,
         {name: value for name, value in optimizer.items() if name not in _LEFT_OUT},
         max_steps=len(ramp) - 1,
-        eval_frequency=len(ramp) + 1,
+        eval_frequency=len(ramp),
         evaluate=lambda: (0.0, {}),
     )
     frozen, annotates = config["training"]["frozen_components"], config["training"]["annotating_components"]
@@ -235,17 +236,7 @@ def _train(
     ours = cast(TorchOptimizer, training.optimizer)
     losses_of = DevLosses(nlp, ours, frozen, annotates, examples=examples, averaged=False)
     with closing(training.steps):  # type: ignore[type-var]
-        while True:
-            try:
-                _, info, _ = next(training.steps)
-            except StopIteration:
-                return
-            except ValueError as error:
-                if "[E910]" not in str(error):  # spaCy's: the loss is NaN
-                    raise
-                found.steps += 1
-                yield math.nan, {}
-                return
+        for _, info, _ in training.steps:
             found.steps += 1
             if info["skipped_updates"]:  # because of its gradients: from here on nothing would be learned
                 yield math.nan, info["learn_rates"]
@@ -255,7 +246,7 @@ def _train(
                 of = losses_of()
                 shown = counted & set(of["losses"]) or set(of["losses"])
                 total = sum(loss for name, loss in of["losses"].items() if name in shown)
-                yield total / max(1, of["words"]), info["learn_rates"]
+                yield total / of["words"], info["learn_rates"]
 
 
 def _draw_examples(nlp: Language, config: Config) -> list[Example]:
@@ -264,14 +255,12 @@ def _draw_examples(nlp: Language, config: Config) -> list[Example]:
     [corpus] = resolve_dot_names(config, [name])
     drawn = list(islice(corpus(nlp), _DRAWN_FROM))
     random.Random(0).shuffle(drawn)
-    words = 0
     found: list[Example] = []
     for example in drawn:
-        if len(found) >= _EXAMPLES or (words >= _WORDS and len(found) >= _MIN_EXAMPLES):
+        if len(found) >= _EXAMPLES or (len(found) >= _MIN_EXAMPLES and sum(map(len, found)) >= _WORDS):
             break
         found.append(example)
-        words += len(example)
-    if not words:
+    if not any(map(len, found)):
         raise ConfigError(
             f"Can't run the range test: expected examples in [training] dev_corpus = '{name}', found none."
         )
@@ -318,7 +307,6 @@ def _has_diverged(found: RangeTest) -> bool:
 
 def _analyse(found: RangeTest) -> None:
     """Find the stretch, or say why there is none."""
-    found.first = _LEFT_OUT_POINTS
     losses = found.losses[found.first : len(found.losses) - (found.ended != "max_rate")]
     at = f"at a rate of {found.rates[-1]:.2g}" if found.rates else ""
     if len(losses) < _MIN_POINTS:

@@ -15,7 +15,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ class NumberRange:
 
     @property
     def is_whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int) and isinstance(self.step or 1, int)
+        return all(isinstance(number, int) for number in (self.low, self.high, self.step) if number is not None)
 
     @property
     def ends(self) -> list[Any]:
@@ -163,10 +163,7 @@ class Study:
             else optuna.pruners.MedianPruner(n_startup_trials=_TRIALS_BEFORE_PRUNING, n_warmup_steps=warmup_steps)
         )
         with self._opened(path):
-            url = _url_of(path)  # before a file is made
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _refuse_others(path)
-            storage = optuna.storages.RDBStorage(url)
+            storage = optuna.storages.RDBStorage(_url_of(path))
             self._search, self._repeats = (
                 optuna.create_study(
                     storage=storage,
@@ -186,10 +183,10 @@ class Study:
             number = self._run(train)
             found = self._record(self._search.trials[number])
             on_trial(found)
-            problem = found.problem
-            failures += problem is not None
-            if failures >= _MOST_FAILURES and not any(trial.state.name in _FINISHED for trial in self._search.trials):
-                raise ConfigError(f"Can't tune: all {failures} trials failed. The last one: {problem}")
+            if found.problem is not None:
+                failures += 1
+                if failures >= _MOST_FAILURES and not self.count_done():
+                    raise ConfigError(f"Can't tune: all {failures} trials failed. The last one: {found.problem}")
 
     def _run(self, train: Train) -> int:
         """Run one trial of the search. RETURNS (int): Its number."""
@@ -255,7 +252,7 @@ class Study:
                 state=optuna.trial.TrialState.FAIL if found is None else optuna.trial.TrialState.COMPLETE,
                 value=None if found is None else found.kept,
                 params=params,
-                distributions=dict.fromkeys(params, optuna.distributions.IntDistribution(AS_IT_IS, 2**32)),
+                distributions=dict.fromkeys(params, optuna.distributions.IntDistribution(AS_IT_IS, max(number, seed))),
                 user_attrs={} if problem is None else {_PROBLEM: problem},
             )
             self._repeats.add_trial(trial)
@@ -307,7 +304,7 @@ class Study:
         for found in reversed(self.found()):
             if found.score is not None:
                 different[repr(found.values)] = -found.score, found.number, found
-        return [found for *_, found in sorted(different.values(), key=lambda entry: entry[:2])][:n]
+        return [found for *_, found in sorted(different.values())][:n]
 
     def importances(self) -> dict[str, float]:
         """The part of each setting in the variance of scores, highest first. Empty: unknown."""
@@ -345,22 +342,21 @@ class Study:
                 )
 
 
-def _refuse_others(path: Path) -> None:
-    """Refuse other databases, to which Optuna would add its tables. RAISES (ValueError): It is another database."""
-    with closing(sqlite3.connect(path.absolute())) as database:
-        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    if tables and "studies" not in tables:
-        raise ValueError(f"a database with the table '{tables[0]}'")
-
-
 def _url_of(path: Path) -> str:
-    """The URL of a file, for Optuna. RAISES (ValueError): There is none."""
+    """The URL of a file, for Optuna, in a folder that is made.
+    RAISES (ValueError): There is none, or it is another database, to which Optuna would add its tables.
+    """
     from sqlalchemy.engine import URL, make_url
 
     file = str(path.absolute())
     url = URL.create("sqlite", database=file).render_as_string()
     if make_url(url).database != file:
         raise ValueError("SQLAlchemy before 2.1 can't open a path with '?'")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(file)) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    if tables and "studies" not in tables:
+        raise ValueError(f"a database with the table '{tables[0]}'")
     return url.replace("{", "{{").replace("}", "}}")  # Optuna fills in the version of its tables
 
 
@@ -388,17 +384,16 @@ def _parse(where: str, path: str, text: str) -> Dimension:
             raise _refused(where, path, text, "finite numbers")
         return Choice(texts)
     ends, _, scale = text.partition(":")
-    parts = [_number(part) for part in ends.split("..")]
-    step = None if scale in ("", "log") else _number(scale)
-    if len(parts) != 2 or None in parts or (step is None and scale not in ("", "log")):
-        raise _refused(where, path, text, "a range or choices")
-    low, high = parts
-    assert low is not None and high is not None
+    try:
+        low, high = map(_number, ends.split(".."))
+        step = None if scale in ("", "log") else _number(scale)
+    except ValueError:
+        raise _refused(where, path, text, "a range or choices") from None
     if not low < high:
         raise _refused(where, path, text, "a range from a lower number to a higher one")
     if scale == "log" and low <= 0:
         raise _refused(where, path, text, "numbers above 0, as the scale is logarithmic")
-    if step is not None and not (0 < step <= high - low and _divides(step, high - low)):
+    if step is not None and not (step > 0 and _divides(step, high - low)):
         raise _refused(where, path, text, "a step above 0 that leads from one end to the other")
     return NumberRange(low, high, scale == "log", step)
 
@@ -415,15 +410,14 @@ def _refused(where: str, path: str, text: str, expected: str) -> ConfigError:
     )
 
 
-def _number(text: str) -> float | None:
-    """Parse a number: an int if it is written as one. None: no number."""
-    for kind in (int, float):
-        try:
-            value = kind(text)
-        except ValueError:
-            continue
-        return value if math.isfinite(value) else None
-    return None
+def _number(text: str) -> float:
+    """Parse a number: an int if it is written as one. RAISES (ValueError): It is no finite number."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    with suppress(ValueError):
+        return int(text)
+    return value
 
 
 def _value(text: str) -> Any:

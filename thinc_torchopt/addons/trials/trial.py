@@ -137,7 +137,7 @@ def run_trial(
 
     def note(step: int, value: float) -> None:
         found.evaluations.append((step, value))
-        on_evaluation(step, value)
+        on_evaluation(*found.evaluations[-1])
 
     short = begin_training(
         nlp,
@@ -148,7 +148,8 @@ def run_trial(
         evaluate=lambda: (evaluate(), {}),
         corpora=corpora,
     )
-    started, step, value = process_time(), -1, None
+    started, step = process_time(), -1
+    value: float | None = math.nan
     with closing(short.steps), warnings.catch_warnings():  # type: ignore[type-var]
         # A trial may fail, which is reported at the end.
         for category in (RuntimeWarning, NonFiniteGradWarning):
@@ -159,7 +160,7 @@ def run_trial(
                 if value is not None:
                     note(step, value)
                 on_step()
-            if value is None and step >= 0:
+            if value is None:
                 averages = short.optimizer.averages
                 with nlp.use_params(averages) if averages else nullcontext():
                     note(step, evaluate())
@@ -334,7 +335,7 @@ def _shorten_averages(path: str, block: dict[str, Any], steps: int, end: int) ->
     if block.get("@misc") in _AVERAGES and end > steps:
         if block.get("start_step"):
             found.append(("start_step", round(block["start_step"] * steps / end)))
-        decay = block.get("decay", 0.0)
+        decay: Any = block.get("decay")
         if _is_number(decay) and 0.5 < decay < 1.0:
             found.append(("decay", round(1.0 - 1.0 / max(2.0, steps / end / (1.0 - decay)), 6)))
     changes = ", ".join(f"{key} {block[key]:,} is {value:,}" for key, value in found)
@@ -355,8 +356,8 @@ def _fall_in_time(optimizer: Mapping[str, Any], ratio: float) -> None:
     """Let schedules that fall on demand fall in the last part of the training. ratio (float): That part."""
     for _, block, _ in _blocks(optimizer, {}, ""):
         if block.get("decay_begins") == "when told":
-            del block["decay_begins"]
-            block.pop("decay_steps", None)
+            for key in ("decay_begins", "decay_steps"):
+                block.pop(key, None)
             block["decay_ratio"] = min(ratio, _LONGEST_FALL)
 
 
@@ -365,8 +366,7 @@ def _ends_with_training(block: Mapping[str, Any]) -> bool:
     name = block.get("@schedules")
     if name is None or block.get("total_steps") is not None:
         return False
-    total = inspect.signature(registry.get("schedules", name)).parameters.get("total_steps")
-    return total is not None and total.default is None
+    return "total_steps" in inspect.signature(registry.get("schedules", name)).parameters
 
 
 def _is_slow(block: Mapping[str, Any], steps: int) -> bool:
