@@ -98,20 +98,9 @@ def plain(w, g, s):
     return g
 
 
-def ewma(w, g, s):
-    s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * g
-    return s["m"]
-
-
 def momentum(w, g, s):
     s["v"] = 0.9 * s.get("v", 0.0) + g
     return s["v"]
-
-
-def lion(w, g, s):
-    m = s.get("m", torch.zeros_like(w))
-    s["m"] = 0.99 * m + 0.01 * g
-    return torch.sign(0.9 * m + 0.1 * g)
 
 
 def agc(w, g, s, clip=0.01):
@@ -121,25 +110,12 @@ def agc(w, g, s, clip=0.01):
     return (g2 * factor[:, None]).reshape(g.shape)
 
 
-def centralize(w, g, s):
-    return g if g.ndim < 2 else g - g.reshape(len(g), -1).mean(1).reshape(-1, *[1] * (g.ndim - 1))
-
-
 def yogi(w, g, s):
     s["t"] = t = s.get("t", 0) + 1
     v = s.get("v", torch.zeros_like(w))
     s["v"] = v = v - torch.sign(v - g * g) * 0.01 * g * g
     s["m"] = m = 0.9 * s.get("m", torch.zeros_like(w)) + 0.1 * g
     return m / (1 - 0.9**t) / ((v / (1 - 0.99**t)).sqrt() + 1e-7)
-
-
-def amsgrad(w, g, s):
-    """The maximum is of the corrected moment: see declearn."""
-    s["t"] = t = s.get("t", 0) + 1
-    s["m"] = 0.9 * s.get("m", torch.zeros_like(w)) + 0.1 * g
-    s["v"] = 0.99 * s.get("v", torch.zeros_like(w)) + 0.01 * g * g
-    s["max"] = torch.maximum(s.get("max", torch.zeros_like(w)), s["v"] / (1 - 0.99**t))
-    return s["m"] / (1 - 0.9**t) / (s["max"].sqrt() + 1e-7)
 
 
 def of_library(make):
@@ -187,7 +163,6 @@ CHAINS = {
         modular(("adam", {**AS_TORCH, "eps": 0.1}), ("l2-clipping", {"max_norm": 1e6})),
         from_torch(torch.optim.Adam, eps=0.1),
     ),
-    "amsgrad": (modular(("adam", {"amsgrad": True})), by_hand(amsgrad)),
     "rmsprop": (modular(("rmsprop", {"beta": 0.99, "eps": 1e-8})), from_torch(torch.optim.RMSprop)),
     "adagrad": (modular(("adagrad", {"eps": 1e-10})), from_torch(torch.optim.Adagrad)),
     # torch's weight decay of SGD is ridge with half of it.
@@ -201,12 +176,9 @@ CHAINS = {
         modular(("l2-clipping", {"max_norm": 0.5})),
         by_hand(lambda w, g, s: g * min(1.0, 0.5 / float(g.norm()))),
     ),
-    "ewma": (modular("ewma"), by_hand(ewma)),
-    "lion": (modular("lion"), by_hand(lion)),
     "agc": (modular(("agc", {"clip": 1.0})), by_hand(lambda w, g, s: agc(w, g, s, 1.0))),  # not all are clipped
     # Momentum gives out its own state: what comes next must not write to it.
     "momentum, agc": (modular("momentum", "agc"), by_hand(lambda w, g, s: agc(w, momentum(w, g, s), s))),
-    "centralize": (modular("centralize"), by_hand(centralize)),
     "yogi": (modular("yogi"), by_hand(yogi)),
     # Its part of the weights goes with the rate, or apart from it.
     "decay with the rate": (modular("yogi", weight_decay=0.1), by_hand(yogi, decay=0.1)),

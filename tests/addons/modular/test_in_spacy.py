@@ -296,9 +296,12 @@ def test_in_spacy_frozen_params_and_skipped_updates_leave_state_alone():
 
 
 def test_in_spacy_rounds_and_scaffold_between_pipelines():
-    """Names are those of the pipeline, so two of them understand each other."""
-    optimizer = TorchOptimizer(create(modules={"scaffold": ScaffoldClient()}), 0.01)
-    nlp, examples = pipeline(optimizer)
+    """Names are those of the pipeline, so two of them understand each other; also after a state was loaded."""
+    first, optimizer = (TorchOptimizer(create(modules={"scaffold": ScaffoldClient()}), 0.01) for _ in range(2))
+    nlp, examples = pipeline(first)
+    train(nlp, examples, first, 1)
+    optimizer.initialize(nlp)
+    optimizer.load_state_dict(first.state_dict())
     server = Modular(
         [(name, param.clone()) for name, param in optimizer.params.items()], 1.0, modules=["scaffold-server"]
     )

@@ -199,15 +199,8 @@ def test_book_vectors_as_one_at_a_time(alone):
         assert_as_one_at_a_time(shaken(nlp), some, drop=0.5 if alone else 0.0)
 
 
-def test_book_character_embeddings_as_one_at_a_time():
-    nlp = tok2vec_with("spacy.CharacterEmbed.v2", rows=40, nM=4, nC=3, feature="LOWER")
-    # One token each: spaCy's own gradient counts a character once, however many tokens of a doc have it.
-    examples = tagged(nlp, [1, 1, 1, 1, 1])
-    nlp.initialize(lambda: examples)
-    assert_as_one_at_a_time(shaken(nlp), examples)
-
-
 def test_book_character_embeddings_count_each_character():
+    """spaCy's own gradient counts a character once, however many tokens of a doc have it."""
     nlp = tok2vec_with("spacy.CharacterEmbed.v2", rows=40, nM=4, nC=3, feature="LOWER")
     examples = tagged(nlp, [9, 1])
     nlp.initialize(lambda: examples)
