@@ -7,6 +7,7 @@ from confection import Config
 from spacy.training import Example
 
 from thinc_torchopt import TorchOptimizer, preserve_optimizer_state
+from thinc_torchopt.addons.modular.module import Module
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.registered import (
     L2SP,
@@ -179,6 +180,7 @@ def test_in_spacy_a_schedule_that_leaves_the_range_is_an_error_before_the_update
 def test_in_spacy_errors_name_the_place_in_the_config(changes, message):
     with pytest.raises(ValueError, match=message):
         resolve(CONFIG, **changes)
+    assert Module().where == "the module ''"  # not the place of the one before
 
 
 def test_in_spacy_patterns_limit_modules():

@@ -73,7 +73,10 @@ def test_optimizer_noise_with_a_seed_has_torchs_numbers():
     one, other = (GaussianNoise(safe_mode=False).first_shared()["generator"] for _ in range(2))
     assert not torch.equal(one, other)
     param, generator = torch.nn.Parameter(torch.zeros(2, 3)), torch.Generator().manual_seed(3)
-    optimizer = Modular([param], 1.0, modules=[("gaussian-noise", {"safe_mode": False, "seed": 3})])
+    seeded = ("gaussian-noise", {"safe_mode": False, "seed": 3})
+    alone = [Modular([param], 1.0, modules=[one]).draws_alone for one in ("adam", "gaussian-noise", seeded)]
+    assert alone == [False, True, False]
+    optimizer = Modular([param], 1.0, modules=[seeded])
     for _ in range(2):
         updates = optimizer.compute_updates_from_gradients([torch.zeros(2, 3)])
         assert torch.equal(updates["0"], -torch.randn(6, generator=generator).view(2, 3))
@@ -255,6 +258,7 @@ def test_optimizer_lists_modules_and_regularizers_as_declearn_does():
     assert {name for name in modules if modules[name].__module__.startswith("thinc_torchopt")} == set(MODULES)
     assert modules["adam"] is MODULES["adam"] and modules["halve"] is Halve and Nameless not in modules.values()
     assert regularizers == REGULARIZERS
+    assert {name for name in MODULES if MODULES[name].clips} == {"agc", "l2-clipping", "l2-global-clipping"}
     modules.clear()
     assert list_optim_modules()["adam"] is MODULES["adam"] and MODULES
     assert MODULES["lookahead"]().get_config() == {"k": 5, "alpha": 0.5}
@@ -404,18 +408,19 @@ def wrong():
 
 
 class Beside(torch.optim.SGD):
-    """Keeps a number of all params together, once one has a gradient."""
+    """Keeps a text of a param, and a number of all together, once one has a gradient."""
 
     def step(self, closure=None):
         if self.param_groups[0]["params"][0].grad is not None:
             self.total = 1.0
+            self.state[self.param_groups[0]["params"][0]]["text"] = "a text"
         super().step(closure)
 
 
 @pytest.mark.parametrize(
     "kind, spec, field",
     [
-        ("modules", ("torch-optim", {"optim_cls": Beside}), "it also keeps total"),
+        ("modules", ("torch-optim", {"optim_cls": Beside}), "it also keeps text, total"),
         ("modules", ("adam", {"eps": "1e-8"}), "eps"),
         ("modules", ("gaussian-noise", {"seed": 3}), "seed"),
         ("modules", ("torch-optim", {"optim_cls": "os.system"}), "optim_cls"),
@@ -476,6 +481,15 @@ WIRE = {"field": "delta", "zero": True, "clients": []}
 @pytest.mark.parametrize(
     ("kind", "told", "call"),
     [
+        (TypeError, "'lr' and 'lrate' mean the same", lambda make: make(lrate=0.1)),
+        (ValueError, r"expected shape \(5, 4\), found", lambda make: make().apply_gradients([torch.ones(9)] * 4)),
+        (
+            KeyError,
+            "expected one for the module 'scaffold-client', found several",
+            lambda make: make(modules=["scaffold-client"]).process_aux_var(
+                dict.fromkeys(["scaffold", "scaffold-client"], ScaffoldAuxVar(state=0.0))
+            ),
+        ),
         (TypeError, "expected a list", lambda make: make(modules="adam")),
         (TypeError, "a name, or a pair of a name and a dict", lambda make: make(modules=[AdamModule()])),
         (KeyError, "Did you mean 'adam'", lambda make: make(modules=["adams"])),
@@ -753,8 +767,8 @@ def test_optimizer_start_round_reaches_each_part(steps):
     """Those without state too, and also before the first step, once for each param on which they work."""
     found = params()
     CountsRounds.seen.clear()
-    limited = KeepsRounds(params=["bias"], label="limited")
-    optimizer = Modular(found.items(), 0.1, modules=[CountsRounds(), KeepsRounds(label="all"), limited])
+    parts = [CountsRounds(), KeepsRounds(label="all"), KeepsRounds(params=["bias"], label="limited"), "adam"]
+    optimizer = Modular(found.items(), 0.1, modules=parts)
     for step in range(steps):
         fill_grads(found, step)
         optimizer.step()
@@ -763,8 +777,9 @@ def test_optimizer_start_round_reaches_each_part(steps):
     assert CountsRounds.seen == [0] * 2 * len(found)
     assert {name: optimizer.state[param]["all/rounds"] for name, param in found.items()} == dict.fromkeys(found, 2)
     assert [name for name, param in found.items() if "limited/rounds" in optimizer.state[param]] == ["bias"]
+    assert ("adam/step" in optimizer.state[found["bias"]]) == bool(steps)  # it has nothing to do
     fill_grads(found, steps)
     optimizer.step()
-    other = Modular(found.items(), 0.1, modules=[CountsRounds(), KeepsRounds(label="all"), limited])
+    other = Modular(found.items(), 0.1, modules=parts)
     other.set_state(optimizer.get_state())
     assert other.state[found["bias"]]["limited/rounds"] == 2

@@ -431,7 +431,6 @@ NORMALIZED = {"@torch_optimizers": "thinc-torchopt.Modular.v1", "normalize": "ex
             ConfigError,
             r"Poisson sampling, found .*thinc-torchopt\.poisson\.v1",
         ),
-        ({BATCHER: {"@batchers": "thinc-torchopt.poisson.v1", "size": 5000}}, ConfigError, "'size' in .*at most the"),
         ({"training__max_epochs": -1}, ConfigError, "streamed corpus"),
         ({OPTIMIZER + "recorder": {"@misc": "thinc-torchopt.Recorder.v1"}}, ConfigError, "the record tells"),
         ({OPTIMIZER + "precision": "bf16"}, ConfigError, "precision = 'bf16'"),
@@ -439,11 +438,6 @@ NORMALIZED = {"@torch_optimizers": "thinc-torchopt.Modular.v1", "normalize": "ex
         (BUDGETED, ConfigError, "'target_epsilon' in .*could end the training before the learning rate falls"),
         ({OPTIMIZER + "privacy": {**PRIVACY, "delta": 0.1}}, ConfigError, "'delta' in .*far below 1 divided by the"),
         ({OPTIMIZER + "algorithm": NORMALIZED}, ConfigError, "'normalize' in .*Remove 'normalize'"),
-        (
-            {"nlp__pipeline": ["tok2vec", "tagger", "ner"], "components__ner": {"factory": "ner"}},
-            ParamError,
-            "component 'ner'",
-        ),
         ({"components__tok2vec__model": WITH_MISH}, ParamError, "does not support layer 'mish'"),
     ],
 )

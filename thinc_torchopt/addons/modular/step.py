@@ -84,10 +84,11 @@ class UpdatedParam:
         late = [place for place, work in self.work.items() if work.part.changes_weights]
         for place in late:
             self.work[place].begin(block, tools[place]).after_update(block)
-        if into is None and before is not self.param:
+        if into is not None:
+            if late:
+                into.copy_(block.weights - before)
+        elif before is not self.param:
             self.param.copy_(block.weights)
-        elif into is not None and late:
-            into.copy_(block.weights - before)
 
 
 def run_chain(
