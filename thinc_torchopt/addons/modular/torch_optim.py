@@ -131,7 +131,7 @@ class TorchOptim(Module):
 
 
 def _beside(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """What it keeps beside the state of its params."""
+    """Attributes that belong to no param, as texts."""
     return {
         key: repr(value)
         for key, value in vars(optimizer).items()
