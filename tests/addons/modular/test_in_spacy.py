@@ -7,6 +7,7 @@ from confection import Config
 from spacy.training import Example
 
 from thinc_torchopt import TorchOptimizer, preserve_optimizer_state
+from thinc_torchopt.addons.modular.module import Module
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.registered import (
     L2SP,
@@ -179,6 +180,7 @@ def test_in_spacy_a_schedule_that_leaves_the_range_is_an_error_before_the_update
 def test_in_spacy_errors_name_the_place_in_the_config(changes, message):
     with pytest.raises(ValueError, match=message):
         resolve(CONFIG, **changes)
+    assert Module().where == "the module ''"  # not the place of the one before
 
 
 def test_in_spacy_patterns_limit_modules():
@@ -296,9 +298,12 @@ def test_in_spacy_frozen_params_and_skipped_updates_leave_state_alone():
 
 
 def test_in_spacy_rounds_and_scaffold_between_pipelines():
-    """Names are those of the pipeline, so two of them understand each other."""
-    optimizer = TorchOptimizer(create(modules={"scaffold": ScaffoldClient()}), 0.01)
-    nlp, examples = pipeline(optimizer)
+    """Names are those of the pipeline, so two of them understand each other; also after a state was loaded."""
+    first, optimizer = (TorchOptimizer(create(modules={"scaffold": ScaffoldClient()}), 0.01) for _ in range(2))
+    nlp, examples = pipeline(first)
+    train(nlp, examples, first, 1)
+    optimizer.initialize(nlp)
+    optimizer.load_state_dict(first.state_dict())
     server = Modular(
         [(name, param.clone()) for name, param in optimizer.params.items()], 1.0, modules=["scaffold-server"]
     )

@@ -26,9 +26,11 @@ def test_poisson_takes_each_example_with_the_same_probability():
     assert min(sizes) < 3 and max(sizes) > 8
 
 
-def test_poisson_batches_may_be_empty_and_whole():
+def test_poisson_batches_may_be_empty_and_whole(monkeypatch):
     assert [] in list(PoissonBatcher(1)(range(40)))
     assert list(PoissonBatcher(3)("abc")) == [["a", "b", "c"]]
+    monkeypatch.setattr(random, "random", lambda: 0.5)  # of numbers below 1
+    assert list(PoissonBatcher(1)("ab")) == [[], []]
 
 
 def test_poisson_refuses_more_than_all():

@@ -125,7 +125,8 @@ def test_accounting_finds_the_last_step(kind):
     steps = most_steps(HISTORY, 2.0, 1e-5, 1.1, 0.02, kind)
     guesses = (1, steps - 3, steps, steps + 1, 10 * steps) if kind == "rdp" else (steps - 1,)  # PRV takes long
     assert {most_steps(HISTORY, 2.0, 1e-5, 1.1, 0.02, kind, guess=guess) for guess in guesses} == {steps}
-    assert epsilon_of([*HISTORY, (1.1, 0.02, steps)], 1e-5, kind) <= 2.0
+    assert (used := epsilon_of([*HISTORY, (1.1, 0.02, steps)], 1e-5, kind)) <= 2.0
+    assert most_steps(HISTORY, used, 1e-5, 1.1, 0.02, kind, guess=steps) == steps  # just what is allowed
     assert epsilon_of([*HISTORY, (1.1, 0.02, steps + 1)], 1e-5, kind) > 2.0
 
 

@@ -15,6 +15,7 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
+from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.privacy import private_run
 from thinc_torchopt.addons.privacy.accounting import Account, epsilon_of, least_noise
 from thinc_torchopt.addons.privacy.private_run import (
@@ -139,6 +140,17 @@ def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corp
 
 
 @needs_opacus
+@pytest.mark.filterwarnings("ignore:Resuming although the config has changed")
+def test_private_run_that_has_used_more_than_a_lower_target_is_over(tmp_path, corpus):
+    settings = {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 99.0, "accountant": "rdp"}
+    config = private(tmp_path, corpus, steps=9, training__optimizer__privacy=settings)
+    config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    run(config, tmp_path / "output", crash_at=7)
+    config["training"]["optimizer"]["privacy"]["target_epsilon"] = 0.1
+    assert run(config, tmp_path / "output") == {}
+
+
+@needs_opacus
 @pytest.mark.filterwarnings("ignore:Optimal order")
 def test_private_noise_is_the_least_for_the_target(tmp_path, corpus, caplog):
     from opacus.accountants.utils import get_noise_multiplier
@@ -159,7 +171,8 @@ def test_private_noise_is_the_least_for_the_target(tmp_path, corpus, caplog):
 @noises
 def test_private_empty_batches_count_and_get_noise(tmp_path, corpus, noise):
     config = private(tmp_path, corpus, steps=10, size=1, noise=noise, training__optimizer__checkpoint=None)
-    sizes, values = [], []
+    config["training"]["optimizer"]["algorithm"] = {"@torch_optimizers": "thinc-torchopt.Modular.v1"}
+    sizes, values, told = [], [], []
     nlp = init_nlp(config.interpolate())
     original = Run.update
 
@@ -172,8 +185,9 @@ def test_private_empty_batches_count_and_get_noise(tmp_path, corpus, noise):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "update", update)
+        patch.setattr(Modular, "begin_step", lambda self, **sizes: told.append(sizes))
         spacy_train(nlp, None, stdout=io.StringIO(), stderr=io.StringIO())
-    assert len(sizes) == 11 and 0 in sizes
+    assert len(sizes) == 11 and 0 in sizes and not told  # of the size of a batch
     if noise:
         assert all(values)
 
@@ -417,7 +431,6 @@ NORMALIZED = {"@torch_optimizers": "thinc-torchopt.Modular.v1", "normalize": "ex
             ConfigError,
             r"Poisson sampling, found .*thinc-torchopt\.poisson\.v1",
         ),
-        ({BATCHER: {"@batchers": "thinc-torchopt.poisson.v1", "size": 5000}}, ConfigError, "'size' in .*at most the"),
         ({"training__max_epochs": -1}, ConfigError, "streamed corpus"),
         ({OPTIMIZER + "recorder": {"@misc": "thinc-torchopt.Recorder.v1"}}, ConfigError, "the record tells"),
         ({OPTIMIZER + "precision": "bf16"}, ConfigError, "precision = 'bf16'"),
@@ -425,11 +438,6 @@ NORMALIZED = {"@torch_optimizers": "thinc-torchopt.Modular.v1", "normalize": "ex
         (BUDGETED, ConfigError, "'target_epsilon' in .*could end the training before the learning rate falls"),
         ({OPTIMIZER + "privacy": {**PRIVACY, "delta": 0.1}}, ConfigError, "'delta' in .*far below 1 divided by the"),
         ({OPTIMIZER + "algorithm": NORMALIZED}, ConfigError, "'normalize' in .*Remove 'normalize'"),
-        (
-            {"nlp__pipeline": ["tok2vec", "tagger", "ner"], "components__ner": {"factory": "ner"}},
-            ParamError,
-            "component 'ner'",
-        ),
         ({"components__tok2vec__model": WITH_MISH}, ParamError, "does not support layer 'mish'"),
     ],
 )

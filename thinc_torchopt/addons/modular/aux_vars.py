@@ -7,6 +7,7 @@ and are sent as tensors and JSON. Nothing is pickled.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +19,7 @@ from ...core.errors import AuxVarError
 How = Literal["sum", "mean"]
 
 
-class AuxVar:
+class AuxVar(ABC):
     """An auxiliary variable. Subclasses are dataclasses, and define how they are aggregated and sent.
 
     name: The name under which modules exchange it.
@@ -31,7 +32,7 @@ class AuxVar:
         return self.aggregate([self, other]) if type(other) is type(self) else NotImplemented
 
     def __radd__(self, other: Any) -> Any:
-        return self if other == 0 and not isinstance(other, AuxVar) else NotImplemented  # where `sum` begins
+        return self if other == 0 else NotImplemented  # where `sum` begins
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields by name, for `from_dict`."""
@@ -48,22 +49,22 @@ class AuxVar:
         return cls(**fields)
 
     @classmethod
+    @abstractmethod
     def aggregate(cls, received: Sequence[Any], how: How = "sum") -> Any:
         """Sum or average over clients.
 
         received (Sequence): At least one, all of this class.
         RAISES (AuxVarError): They can't be added.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def to_wire(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors by name, and values for JSON."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def from_wire(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Any:
         """Undo `to_wire`. RAISES (AuxVarError): The values are invalid."""
-        raise NotImplementedError
 
 
 # By name: of SCAFFOLD, and those that other packages add.

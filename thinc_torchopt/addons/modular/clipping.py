@@ -13,7 +13,7 @@ from ...core.checks import Section
 from ...core.types import FloatOrSchedule
 from .module import Block, Module, Ranges
 
-_PART = 1 << 18
+_PART = 262_144
 
 
 class L2Clipping(Module):
@@ -99,7 +99,7 @@ class AGC(Module):
         values = block.own()
         limits = unit_norms(block.weights).clamp_(min=block.options["eps"]).mul_(block.options["clip"])
         # A gradient of 0 with a limit above it gives an infinite factor, which becomes 1; with a limit of 0, NaN.
-        values.mul_(limits.div_(unit_norms(values)).nan_to_num_(nan=1.0, posinf=1.0).clamp_(max=1.0))
+        values.mul_(limits.div_(unit_norms(values)).nan_to_num_(nan=math.inf).clamp_(max=1.0))
 
 
 class Centralize(Module):

@@ -68,7 +68,7 @@ class Block:
         wide = opmath(weights.dtype)
         self.weights = weights.to(wide)
         self._values = values.to(wide)
-        self._is_own = self._values is not values
+        self._lent = values
         self.state: MutableMapping[str, Any] = {}
         self.options: Mapping[str, Any] = {}
         self.tool: Any = None
@@ -77,7 +77,7 @@ class Block:
     @property
     def step(self) -> int:
         """Number of steps of the module on the param, this one included."""
-        return int(self.state.get("step", 0))
+        return int(self.state["step"])
 
     def read(self) -> Tensor:
         """The input. Read-only: it may be the gradient itself."""
@@ -85,18 +85,18 @@ class Block:
 
     def own(self) -> Tensor:
         """The input, to be changed in place to the output."""
-        if not self._is_own:
-            self._values, self._is_own = self._values.clone(), True
+        if self._values is self._lent:
+            self._values = self._values.clone()
         return self._values
 
     def put(self, values: Tensor) -> None:
         """Set the output. values (Tensor): Perhaps a state tensor: it is not changed."""
-        self._values, self._is_own = values, False
+        self._values = self._lent = values
 
     def scale(self, factor: float) -> None:
         """Multiply the input by a number."""
         if factor != 1.0:
-            self._values, self._is_own = self._values * factor, True
+            self._values = self._values * factor
 
     def update(self, rate: float, decay: float) -> None:
         """Update the weights.
@@ -110,7 +110,7 @@ class Block:
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in."""
-    return torch.float32 if dtype.itemsize < 4 else dtype
+    return torch.promote_types(dtype, torch.float32)
 
 
 class ModularPart:
@@ -154,7 +154,7 @@ class ModularPart:
         label: Optional[str] = None,
     ):
         self.where = where_it_stands.get() or f"the {self.kind} '{label or self.name}'"
-        section = Section(self.where, allows_texts=False)
+        section = Section(self.where)
         if params is not None and not (
             isinstance(params, (list, tuple)) and params and all(isinstance(text, str) for text in params)
         ):
@@ -274,7 +274,6 @@ class ModularPart:
 
     def begin_step(self, shared: Mapping[str, Any]) -> Any:
         """Begin a step. RETURNS (Any): The `tool` of blocks."""
-        return None
 
     def end_step(self, tool: Any, shared: MutableMapping[str, Any]) -> None:
         """End a step."""

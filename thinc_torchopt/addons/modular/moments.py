@@ -217,8 +217,8 @@ class Adam(Module):
     name = "adam"
     ranges: ClassVar[Ranges] = {"beta_1": "beta", "beta_2": "beta", "amsgrad": "flag", "eps": "at_least_0"}
     tensors = ("exp_avg", "exp_avg_sq")
-    optional_tensors = ("max_exp_avg_sq",)
     counts_steps = True
+    optional_tensors = ("max_exp_avg_sq",)
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Adam(Module):
     def run_last(self, block: Block, rate: float, decay: float) -> None:
         options, weights, step = block.options, block.weights, block.step
         mean, square, values = block.state["exp_avg"], block.state["exp_avg_sq"], block.read()
-        fits = kernels.ADAM.accepts(weights) and mean.stride() == square.stride() == weights.stride()
+        fits = kernels.ADAM.accepts(weights) and mean.stride() == weights.stride()
         if type(self) is not Adam or options["amsgrad"] or not rate or not fits or not math.isfinite(decay / rate):
             super().run_last(block, rate, decay)
             return

@@ -66,8 +66,8 @@ Changes = dict[str, dict[str, Any]]
 Decay = Literal["adamw", "declearn"]
 Normalize = Literal["words", "examples"]
 _SECTION = Section("Modular", allows_texts=False)
-_CONFIG = ("lr", "weight_decay", "decay", "normalize", "regularizers", "modules")
-_CONFIG_OF_DECLEARN = ("lrate", "w_decay", "regularizers", "modules")
+_OUR_CONFIG = ("lr", "weight_decay", "decay", "normalize", "regularizers", "modules")
+_DECLEARNS_CONFIG = ("lrate", "w_decay", "regularizers", "modules")
 # Keys of param groups that belong to torch and its schedulers.
 _NOT_OPTIONS = ("params", "param_names", "initial_lr")
 # Attributes that set an option of all param groups: declearn's names and torch's.
@@ -118,12 +118,11 @@ class Modular(torch.optim.Optimizer):
         parts = with_labels([*build_parts(regularizers, Regularizer), *build_parts(modules, Module)])
         self._parts: list[ModularPart] = parts
         _check_exchange(parts)
-        self.shared = SharedState({part.label: part.first_shared() for part in parts})
         self._batch_size: int | None = None
+        self.shared = SharedState({part.label: part.first_shared() for part in parts})
         self._normalizes_early = False  # in `before_clipping`, and not in `step`
         self._told_names: Mapping[Tensor, str] | None = None
         options = {name: value for part in parts for name, value in options_in_group(part).items()}
-        options |= {f"{part.label}_{key}": value for part in parts for key, value in part.moving.items()}
         weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay)
         weight_decay = 0.0 if weight_decay is None else weight_decay
         defaults = {"lr": lr, "weight_decay": weight_decay, **options}
@@ -206,12 +205,11 @@ class Modular(torch.optim.Optimizer):
                 f"{', '.join(sorted(self.defaults))}.{did_you_mean(unknown[0], self.defaults)}"
             )
         self._checked({**self.defaults, **param_group})
-        place = len(self.param_groups)
+        super().add_param_group(param_group)
         try:
-            super().add_param_group(param_group)
             self._check_params()
-        except Exception:
-            del self.param_groups[place:]
+        except ParamError:
+            self.param_groups.pop()
             raise
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -465,7 +463,7 @@ class Modular(torch.optim.Optimizer):
         RAISES (ConfigKeyError): The learning rate is missing, or a key is unknown. (ConfigError): Values are invalid.
         """
         of_declearn = "lrate" in config
-        expected = _CONFIG_OF_DECLEARN if of_declearn else _CONFIG
+        expected = _DECLEARNS_CONFIG if of_declearn else _OUR_CONFIG
         missing, unknown = {expected[0]} - set(config), sorted(map(str, set(config) - set(expected)))
         if missing or unknown:
             raise ConfigKeyError(
@@ -595,7 +593,9 @@ class Modular(torch.optim.Optimizer):
                     f"Can't process auxiliary variables: expected one for {part.where}, found several."
                 )
             try:
-                of_part, of_shared = part.process_aux(value, self._states_of(part), self.shared.parts[part.label])
+                of_part, shared[part.label] = part.process_aux(
+                    value, self._states_of(part), self.shared.parts[part.label]
+                )
             except AuxVarError:
                 raise
             except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -603,7 +603,6 @@ class Modular(torch.optim.Optimizer):
                     f"Can't use auxiliary variables in {part.where}: expected the result of collect_aux_var, found "
                     f"other values ({error!r})."
                 ) from error
-            shared[part.label] = of_shared
             self._add_changes(changes, part, of_part)
         return changes, shared
 
@@ -627,10 +626,11 @@ class Modular(torch.optim.Optimizer):
     def _commit(self, changes: Changes, shared: Changes) -> None:
         """Apply computed changes."""
         named = self.named_params()
-        new = {named[name]: {**self.state.get(named[name], {}), **change} for name, change in changes.items()}
-        all_shared = {label: {**kept, **shared.get(label, {})} for label, kept in self.shared.parts.items()}
-        self.state.update(new)
-        self.shared = SharedState(all_shared)
+        for name, change in changes.items():
+            self.state[named[name]] = {**self.state.get(named[name], {}), **change}
+        self.shared = SharedState(
+            {label: {**kept, **shared.get(label, {})} for label, kept in self.shared.parts.items()}
+        )
 
 
 def _as_tensor(grad: Any, name: str, *, like: Tensor) -> Tensor:
@@ -670,7 +670,7 @@ def _check_exchange(parts: Iterable[ModularPart]) -> None:
         raise ConfigError(f"Can't build Modular: several modules exchange '{twice[0]}'. Remove all but one.")
     behind = None
     for part in parts:
-        if part.has_aux and part.aux_name == "scaffold" and behind is not None and part.name == "scaffold-client":
+        if part.name == "scaffold-client" and behind is not None:
             warnings.warn(
                 ConfigWarning(
                     f"{part.where} comes after {behind.where}, which is not linear, so it would not get gradients. Put "

@@ -43,8 +43,11 @@ def create(
         list patterns over names of params: the part then works on these only.
     """
     section = Section(IN_ALGORITHM)
-    section.choice("decay", decay, get_args(Decay))
-    section.choice("normalize", normalize, (*get_args(Normalize), None))
+    for name, value, choices in (
+        ("decay", decay, get_args(Decay)),
+        ("normalize", normalize, (*get_args(Normalize), None)),
+    ):
+        section.choice(name, value, choices)
     parts = with_labels(
         [
             part
@@ -55,7 +58,7 @@ def create(
     everywhere = [part.everywhere() for part in parts]
     options: Dict[str, Any] = {"weight_decay": weight_decay}
     for part in parts:
-        options |= options_in_group(part) | {f"{part.label}_{key}": value for key, value in part.moving.items()}
+        options |= options_in_group(part)
     for part in everywhere:
         part.moving = {}
 

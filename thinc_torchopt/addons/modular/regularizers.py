@@ -80,8 +80,7 @@ class FedProx(L2SP):
 
     def prepare(self, state: MutableMapping[str, Any], weights: Tensor, options: Mapping[str, Any]) -> None:
         if state["new_round"]:
-            state["reference"].copy_(weights)
-            state["new_round"] = False
+            state.update(reference=state["reference"].copy_(weights), new_round=False)
 
     def start_round(self, state: MutableMapping[str, Any]) -> None:
         state["new_round"] = True

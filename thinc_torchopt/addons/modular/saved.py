@@ -106,8 +106,7 @@ def read_state(
     what = "the state of Modular"
     with own_errors("Modular"), torch.no_grad():
         check_version(saved, VERSION, what)
-        saved = from_json(saved, what)
-        state = read(ModularState, saved, what)
+        state = read(ModularState, from_json(saved, what), what)
         new: dict[str, dict[str, Any]] = {name: {} for name in params}
         shared = {}
         for kind, found in (("regularizers", state.regularizers), ("modules", state.modules)):
@@ -145,13 +144,13 @@ def read_value(what: str, key: str, value: Any, example: Any, param: Tensor) -> 
         found: Any = read(_KINDS[type(example)], value, what, key)
         return found
     saved = read(Tensor, value, what, key)
-    if saved.dtype != example.dtype or (example.shape != () and saved.shape != example.shape):
+    if saved.dtype != example.dtype or saved.shape != example.shape:
         expected, found = (f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in (example, saved))
         refuse(what, key, expected, found)
     if not bool(torch.isfinite(saved).all()):
         refuse(what, key, "finite values", "NaN or infinite ones")
     if saved.shape == param.shape:
-        return torch.empty_like(param, dtype=saved.dtype, requires_grad=False).copy_(saved)
+        return torch.empty_like(param, dtype=saved.dtype).copy_(saved)
     return saved.to(param.device if saved.ndim else saved.device, copy=True)
 
 
@@ -182,12 +181,12 @@ def own_state_dict(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     """Restore the dtypes of loaded state, which torch changes to those of params, and use the memory order of
     params.
     """
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    owned = [param for group in optimizer.param_groups for param in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    for number, param in zip(numbers, params):
+    for number, param in zip(numbers, owned):
         for key, value in saved["state"].get(number, {}).items():
             if isinstance(value, Tensor):
-                like = torch.empty_like(param, dtype=value.dtype, requires_grad=False)
+                like = torch.empty_like(param, dtype=value.dtype)
                 optimizer.state[param][key] = (
                     like.copy_(value) if value.shape == param.shape else value.to(param.device, copy=True)
                 )

@@ -116,11 +116,10 @@ class ScaffoldClient(Module):
     """
 
     name = "scaffold-client"
-    aux_name = "scaffold"
     has_aux = True
+    aux_name = "scaffold"
     tensors = ("correction", "server_correction", "grad_sum")
     counts_steps = True
-    is_linear = True
 
     def __init__(self, *, params: Optional[List[str]] = None, label: Optional[str] = None):
         super().__init__(params=params, label=label)
@@ -176,10 +175,9 @@ class ScaffoldServer(Module):
     """
 
     name = "scaffold-server"
-    aux_name = "scaffold"
     has_aux = True
+    aux_name = "scaffold"
     tensors = ("correction_sum",)
-    is_linear = True
 
     def __init__(self, *, params: Optional[List[str]] = None, label: Optional[str] = None):
         super().__init__(params=params, label=label)

@@ -48,8 +48,7 @@ def build_parts(specs: Any, base: type[P], section: str = "") -> list[P]:
             found.append(build_part(spec, base, where).named(str(label), where))
         return found
     if isinstance(specs, (str, bytes)) or not isinstance(specs, Sequence):
-        example = "adam" if base is Module else "ridge"
-        raise ConfigTypeError(f'Can\'t read the {base.kind}s: expected a list, as in ["{example}"], found {specs!r}.')
+        raise ConfigTypeError(f"Can't read the {base.kind}s: expected a list of names, found {specs!r}.")
     return [build_part(spec, base) for spec in specs]
 
 
@@ -120,10 +119,7 @@ def _classes(base: type[P]) -> dict[str, type[P]]:
 def check_can_be_built_again(part: ModularPart) -> None:
     """RAISES (ConfigError): Another class would be built from the name of this part."""
     base = Module if isinstance(part, Module) else Regularizer
-    try:
-        found = find_class(part.name, base) if part.name else None
-    except ConfigKeyError:
-        found = None
+    found = _classes(base).get(part.name)
     if found is not type(part):
         raise ConfigError(
             f"Can't make a config of {part.where}: expected a class with a name of its own, found "
@@ -162,4 +158,4 @@ def with_labels(parts: Sequence[ModularPart]) -> list[ModularPart]:
 
 def options_in_group(part: ModularPart) -> dict[str, Any]:
     """The options of a part, by their names in a param group."""
-    return {f"{part.label}_{key}": value for key, value in {**part.options, "enabled": True}.items()}
+    return {f"{part.label}_{key}": value for key, value in {**part.options, **part.moving, "enabled": True}.items()}

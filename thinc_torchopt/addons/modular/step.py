@@ -84,10 +84,11 @@ class UpdatedParam:
         late = [place for place, work in self.work.items() if work.part.changes_weights]
         for place in late:
             self.work[place].begin(block, tools[place]).after_update(block)
-        if into is None and before is not self.param:
+        if into is not None:
+            if late:
+                into.copy_(block.weights - before)
+        elif before is not self.param:
             self.param.copy_(block.weights)
-        elif into is not None and late:
-            into.copy_(block.weights - before)
 
 
 def run_chain(
@@ -141,12 +142,17 @@ def train_step(
             value.backward()
     else:
         Section("run_train_step", allows_texts=False).number("sclip", sclip, above=0.0)
-        refuse_batch_norm(model)
+        for name, layer in model.named_modules():  # a layer whose output for a sample depends on the others
+            if isinstance(layer, BatchNorm) and layer.training:
+                raise ParamError(
+                    f"Can't clip the gradient of each sample: '{name}' ({type(layer).__name__}) mixes the samples of a "
+                    "batch. Use GroupNorm or LayerNorm, or its eval()."
+                )
         trained = {named[id(param)]: param.detach() for param in params if param.requires_grad}
-        value, grads = clipped_grads(model, trained, batch, sclip, loss)
+        value, grads, n = clipped_grads(model, trained, batch, sclip, loss)
         if optimizer.normalize is None:
             for grad in grads.values():
-                grad.div_(max(1, len(batch[0])))
+                grad.div_(n)
         for param in params:
             param.grad = grads.get(named[id(param)])
     optimizer.step()
@@ -204,24 +210,15 @@ def checked_batch(model: torch.nn.Module, batch: Any, loss: Callable[..., Tensor
     return found
 
 
-def refuse_batch_norm(model: torch.nn.Module) -> None:
-    """RAISES (ParamError): A layer's output for a sample depends on other samples of the batch."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, BatchNorm) and layer.training:
-            raise ParamError(
-                f"Can't clip the gradient of each sample: '{name}' ({type(layer).__name__}) mixes the samples of a "
-                "batch. Use GroupNorm or LayerNorm, or its eval()."
-            )
-
-
 def clipped_grads(
     model: torch.nn.Module,
     trained: dict[str, Tensor],
     batch: Sequence[Tensor],
     sclip: float,
     loss: Callable[..., Tensor] | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean loss, and the sum of the gradients of all samples, each clipped to a norm over all params.
+) -> tuple[Tensor, dict[str, Tensor], int]:
+    """The mean loss, the sum of the gradients of all samples, each clipped to a norm over all params, and the number of
+    samples, at least 1.
 
     SOURCE: per-sample gradients of torch.func; clipping as in Abadi et al. 2016.
     """
@@ -243,15 +240,16 @@ def clipped_grads(
         factor = (sclip / norm).clamp(max=1.0)
         return {name: grad * factor.to(grad.dtype) for name, grad in grads.items()}, value
 
-    n = len(batch[0])
+    first, *_ = batch
+    n = max(1, len(first))
     total: dict[str, Tensor] = {name: torch.zeros_like(param) for name, param in trained.items()}
-    value = torch.zeros((), device=batch[0].device)
-    for start in range(0, n, CHUNK):
+    value = torch.zeros((), device=first.device)
+    for start in range(0, len(first), CHUNK):
         grads, values = _for_each(clipped, [part[start : start + CHUNK] for part in batch])
         value = value + values.sum().detach()
         for name, grad in grads.items():
             total[name] += grad.sum(0)
-    return value / max(1, n), total
+    return value / n, total, n
 
 
 def _for_each(
@@ -264,7 +262,7 @@ def _for_each(
         together: tuple[dict[str, Tensor], Tensor] = vmap(function, randomness="different")(*parts)
         return together
     found, values = zip(*(function(*sample) for sample in zip(*parts)))
-    return {name: torch.stack([of[name] for of in found]) for name in found[0]}, torch.stack(values)
+    return {name: torch.stack([of[name] for of in found]) for name in next(iter(found))}, torch.stack(values)
 
 
 def compute_loss(call: Callable[..., Any], batch: Sequence[Tensor], loss: Callable[..., Tensor] | None) -> Tensor:

@@ -4,7 +4,6 @@ So its weight decay has no effect, and setting it is an error: use the `weight_d
 learning rate is that of Modular. The optimizer's state of each param is kept; optimizers with other state are refused.
 """
 
-import importlib
 import inspect
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -42,10 +41,10 @@ class TorchOptim(Module):
         **options: Any,
     ):
         where = where_it_stands.get() or "the module 'torch-optim'"
-        section = Section(where, allows_texts=False)
+        section = Section(where)
+        section.choice("validate", validate, (True,))
         if optim_cls is None:
             raise ConfigArgumentError(f"Can't make {where}: 'optim_cls' is missing.")
-        section.choice("validate", validate, (True,))
         self.cls = find_class(section, optim_cls)
         kwargs = {**section.section("kwargs", {} if kwargs is None else kwargs), **options}
         if kwargs.setdefault("lr", 1.0) != 1.0:
@@ -71,11 +70,12 @@ class TorchOptim(Module):
 
     def example_state(self, weights: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
         # Run it on a small param with sizes of 2, and replace that shape by this param's.
-        small: dict[str, Any] = {}
-        self.update(torch.ones((2,) * weights.ndim, dtype=opmath(weights.dtype)), small)
-        sizes = {(2,) * weights.ndim: weights.shape}
+        ones, small = torch.ones((2,) * weights.ndim, dtype=opmath(weights.dtype)), dict[str, Any]()
+        self.update(ones, small)
         return {
-            key: value.new_empty(sizes.get(tuple(value.shape), value.shape)) if isinstance(value, Tensor) else value
+            key: value.new_empty(weights.shape if value.shape == ones.shape else value.shape)
+            if isinstance(value, Tensor)
+            else value
             for key, value in small.items()
         }
 
@@ -84,12 +84,12 @@ class TorchOptim(Module):
 
     def update(self, values: Tensor, whole: MutableMapping[str, Any]) -> Tensor:
         """Let the optimizer make a step from zero. whole (MutableMapping): The state of the param."""
+        own = {key: value for key, value in whole.items() if not key.startswith(IN_GROUP)}
         param = torch.nn.Parameter(torch.zeros_like(values))
         param.grad = values.clone()  # some optimizers keep it
         optimizer = self.build(param)
         [group] = optimizer.param_groups
         group.update({key.removeprefix(IN_GROUP): value for key, value in whole.items() if key.startswith(IN_GROUP)})
-        own = {key: value for key, value in whole.items() if not key.startswith(IN_GROUP)}
         if own:
             optimizer.state[param] = own
         before = dict(group)
@@ -110,10 +110,10 @@ class TorchOptim(Module):
         whole: Dict[str, Any] = {}
         try:
             with torch.random.fork_rng([]), torch.enable_grad():
-                before = self._beside()
-                self.update(values.clone(), whole)
-                self.update(values.clone(), whole)
+                for grad in (values, -values):
+                    self.update(grad, whole)
                 optimizer = self.build(torch.nn.Parameter(values))
+                before = _beside(optimizer)
                 optimizer.param_groups[0]["params"][0].grad = values
                 optimizer.step()
         except Exception as error:
@@ -121,39 +121,33 @@ class TorchOptim(Module):
                 f"Can't make {self.where} of {self.cls.__name__}: it does not accept these arguments, or its step "
                 f"needs more than gradients: {error!r}. Arguments: {self.kwargs}."
             ) from error
-        beside = {key for key, value in self._beside(optimizer).items() if key not in before or value != before[key]}
+        beside = {key for key, value in _beside(optimizer).items() if key not in before or value != before[key]}
         unknown = [key for key, value in whole.items() if not isinstance(value, (Tensor, int, float))]
         if beside or unknown:
             raise ConfigError(
                 f"Can't make {self.where} of {self.cls.__name__}: its state must be numbers and tensors of each param, "
                 f"but it also keeps {', '.join(sorted([*beside, *unknown]))}. Use it as the algorithm."
             )
-        self.example = whole
 
-    def _beside(self, optimizer: Optional[torch.optim.Optimizer] = None) -> dict[str, str]:
-        found = vars(optimizer or self.build(torch.nn.Parameter(torch.ones(2, 2))))
-        return {
-            key: repr(value)
-            for key, value in found.items()
-            if not key.startswith("_") and key not in ("state", "param_groups", "defaults")
-        }
+
+def _beside(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Attributes that belong to no param, as texts."""
+    return {
+        key: repr(value)
+        for key, value in vars(optimizer).items()
+        if not key.startswith("_") and key not in ("state", "param_groups", "defaults")
+    }
 
 
 def find_class(section: Section, found: Union[str, type]) -> Type[torch.optim.Optimizer]:
-    """Find a class by its name. Only torch.optim is imported.
+    """Find a class by its name. Nothing is imported.
 
     RAISES (ConfigError): There is no such class, or it is no optimizer.
     """
     cls: Any = found
     if isinstance(found, str):
         path, _, name = found.rpartition(".")
-        module = sys.modules.get(path or "torch.optim")
-        if module is None and path.startswith("torch.optim."):
-            try:
-                module = importlib.import_module(path)
-            except ImportError:
-                module = None
-        cls = getattr(module, name, None)
+        cls = getattr(sys.modules.get(path or "torch.optim"), name, None)
         if cls is None:
             section.refuse("optim_cls", 'the name of a class of torch.optim, as in "torch.optim.SGD"', found)
     if not inspect.isclass(cls) or not issubclass(cls, torch.optim.Optimizer) or cls is torch.optim.Optimizer:

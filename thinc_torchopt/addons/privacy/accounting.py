@@ -134,10 +134,10 @@ def most_steps(
     rate: float,
     kind: Accountant,
     *,
-    guess: int = 0,
+    guess: int | None = None,
 ) -> int:
-    """How many more updates stay below an epsilon. before (list): The updates so far. guess (int): A number near to it,
-    which saves time: PRV takes half a second for each number that is tried.
+    """How many more updates stay below an epsilon. before (list): The updates so far. guess (int | None): A number
+    near to it, which saves time: PRV takes half a second for each number that is tried.
     """
 
     def are_allowed(steps: int) -> bool:

@@ -110,28 +110,21 @@ class Book:
         return form(self, forward, model, X, is_train) if is_train else forward(model, X, is_train)
 
     def _add_up(self) -> None:
-        joined = {
-            key: found[0].joined(found[1:]) if len(found) > 1 else found[0] for key, found in self._records.items()
-        }
+        joined = {key: first.joined(rest) if rest else first for key, (first, *rest) in self._records.items()}
         squares = sum((one.norms().double().cpu() for one in joined.values()), torch.zeros(self._n, dtype=torch.double))
         norms = squares.sqrt()
         self.norms = norms.numpy()
         # An example whose gradient is not finite counts for nothing: it may not spoil or stop the others' update.
-        factors = torch.where(norms.isfinite(), (self.clip / norms).clamp(max=1.0), 0.0).float()
-        spoiled = (~norms.isfinite()).nonzero().flatten()
+        factors = (self.clip / norms).nan_to_num().clamp(max=1.0).float()
         for key, record in joined.items():
-            if len(spoiled):
-                record.leave_out(spoiled)
+            if not norms.isfinite().all():
+                record.make_finite()
             add_grad(self._slots[key], record.sum(factors))
 
     # ------------------------------------------------------------------ for forms: which rows are whose
 
     def is_array(self, X: Any) -> bool:
         return is_xp_array(X)
-
-    def to_numpy(self, X: Any) -> numpy.ndarray:
-        found: numpy.ndarray = to_numpy(X)
-        return found
 
     def tell(self, X: Any, rows: Rows) -> None:
         """Set whose the rows of an array are. The array is kept, so that no other gets its id."""
@@ -154,20 +147,21 @@ class Book:
             )
         return rows
 
-    def check_count(self, model: Model, found: int) -> None:
-        """RAISES (ParamError): A layer got parts that are not one for each example."""
-        if found != self._n:
+    def rows_by(self, model: Model, lengths: Sequence[int], *, pad: int = 0) -> Rows:
+        """The rows of sequences, one for each example, for `Rows.of`. RAISES (ParamError): There are more or fewer."""
+        if len(lengths) != self._n:
             raise ParamError(
-                f"Can't clip the gradient of each example: layer '{model.name}' got {found} parts for a batch of "
-                f"{self._n} examples: expected one for each. Use an architecture that keeps examples apart."
+                f"Can't clip the gradient of each example: layer '{model.name}' got {len(lengths)} parts for a batch "
+                f"of {self._n} examples: expected one for each. Use an architecture that keeps examples apart."
             )
+        return Rows.of(to_numpy(lengths), pad=pad)
 
     # ------------------------------------------------------------------ for forms: records
 
     def record_product(self, model: Model, rows: Rows, X: Any, dY: Any) -> None:
         dY = xp2torch(dY)
-        self._record(model, "W", Product(rows, xp2torch(X), dY))
-        self._record(model, "b", Terms(rows, dY))
+        for name, record in (("W", Product(rows, xp2torch(X), dY)), ("b", Terms(rows, dY))):
+            self._record(model, name, record)
 
     def record_terms(self, model: Model, name: str, rows: Rows, terms: Any) -> None:
         self._record(model, name, Terms(rows, xp2torch(terms)))

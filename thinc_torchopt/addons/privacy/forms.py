@@ -20,7 +20,6 @@ from thinc.api import Ragged, get_width
 
 from ...core.errors import ParamError
 from ...core.host import forward_of
-from .records import Rows
 
 # A layer. thinc's types for arrays are too narrow for what is done here.
 Node = Any
@@ -55,9 +54,9 @@ def keep_examples(book: Book, forward: Forward, model: Node, X: Any, is_train: b
 
 def one_row_each(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
     """A layer that makes one row of each example."""
-    book.check_count(model, len(X.lengths))
+    rows = book.rows_by(model, [1] * len(X.lengths))
     Y, backprop = forward(model, X, is_train)
-    book.tell(Y, Rows.of([1] * len(X.lengths)))
+    book.tell(Y, rows)
     return Y, backprop
 
 
@@ -67,9 +66,8 @@ def with_array(book: Book, forward: Forward, model: Node, X: Any, is_train: bool
     if book.is_array(X):
         return run_layers(book, forward, model, X, is_train)
     if isinstance(X, Ragged):
-        book.check_count(model, len(X.lengths))
         data, of_ragged = X.dataXd, X.lengths  # data is another object each time
-        book.tell(data, Rows.of(book.to_numpy(of_ragged)))
+        book.tell(data, book.rows_by(model, of_ragged))
         Y, backprop_layer = layer(data, is_train)
         return Ragged(Y, of_ragged), lambda dY: Ragged(backprop_layer(dY.dataXd), of_ragged)
     if not isinstance(X, (list, tuple)):
@@ -77,10 +75,9 @@ def with_array(book: Book, forward: Forward, model: Node, X: Any, is_train: bool
             f"Can't clip the gradient of each example: layer '{model.name}' got an input of type {type(X).__name__}, "
             "which private training does not support. Use a layer that takes lists, as spaCy's own layers do."
         )
-    book.check_count(model, len(X))
     lengths = [len(x) for x in X]
     flat = layer.ops.flatten(X, pad=pad)
-    book.tell(flat, Rows.of(lengths, pad=pad))
+    book.tell(flat, book.rows_by(model, lengths, pad=pad))
     Y, backprop_layer = layer(flat, is_train)
 
     def backprop(dYs: Any) -> Any:
@@ -116,7 +113,7 @@ def _reach_of(model: Node) -> int:
     if FORMS.get(forward) is expand_window:
         return int(model.attrs["window_size"])
     parts = [_reach_of(layer) for layer in model.layers]
-    return max(parts, default=0) if forward in _SIDE_BY_SIDE else sum(parts)
+    return max(parts) if forward in _SIDE_BY_SIDE else sum(parts)
 
 
 def _check_pad(model: Node, expected: int, found: int) -> None:
@@ -137,17 +134,8 @@ def linear(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) ->
 
 
 def softmax(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
-    temperature = model.attrs["softmax_temperature"]
-    ops = model.ops
-    return _affine(
-        book,
-        model,
-        X,
-        lambda Y: (
-            ops.softmax(Y, temperature=temperature),
-            lambda dY: dY / temperature if temperature != 1.0 else dY,
-        ),
-    )
+    ops, temperature = model.ops, model.attrs["softmax_temperature"]
+    return _affine(book, model, X, lambda Y: (ops.softmax(Y, temperature=temperature), lambda dY: dY / temperature))
 
 
 def relu(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
@@ -160,7 +148,7 @@ def relu(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> A
 
 def gelu(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
     ops = model.ops
-    return _affine(book, model, X, lambda Y: (ops.gelu(Y), lambda dY: ops.backprop_gelu(dY, Y, inplace=False)))
+    return _affine(book, model, X, lambda Y: (ops.gelu(Y), lambda dY: ops.backprop_gelu(dY, Y)))
 
 
 def _affine(book: Book, model: Node, X: Any, activate: Callable[[Any], Any]) -> Any:
@@ -206,8 +194,8 @@ def layernorm(book: Book, forward: Forward, model: Node, X: Any, is_train: bool)
     book.tell(Y, rows)
 
     def backprop(dY: Any) -> Any:
-        book.record_terms(model, "b", rows, dY)
-        book.record_terms(model, "G", rows, dY * normed)
+        for name, terms in (("b", dY), ("G", dY * normed)):
+            book.record_terms(model, name, rows, terms)
         dY = dY * G
         mean = dY.sum(axis=1, keepdims=True) / width
         along = (dY * normed).sum(axis=1, keepdims=True) / width
@@ -240,15 +228,14 @@ def charembed(book: Book, forward: Forward, model: Node, docs: Any, is_train: bo
     """spaCy's table has one part for each character of a token: (nC, nV, nM). Its own gradient counts a character that
     several tokens of a doc have once; here each of them counts.
     """
-    book.check_count(model, len(docs))
-    Y, _ = forward(model, docs, is_train)
     ops, (nC, nV, nM) = model.ops, model.get_param("E").shape
-    rows = Rows.of([len(doc) * nC for doc in docs])
+    rows = book.rows_by(model, [len(doc) * nC for doc in docs])
+    Y, _ = forward(model, docs, is_train)
     keys = ops.flatten([ops.asarray(doc.to_utf8_array(nr_char=nC)) for doc in docs]).astype("int64")
-    keys = (keys + ops.xp.arange(nC) * nV).reshape(-1, 1)
+    keys = (keys + ops.xp.arange(nC) * nV).ravel()[:, None]
 
     def backprop(dYs: Any) -> Any:
-        book.record_lookup(model, rows, keys, ops.flatten(dYs).reshape(-1, nM), size=nC * nV)
+        book.record_lookup(model, rows, keys, ops.flatten(dYs).reshape(len(keys), nM), size=nC * nV)
         return []
 
     return Y, backprop
@@ -256,8 +243,7 @@ def charembed(book: Book, forward: Forward, model: Node, docs: Any, is_train: bo
 
 def static_vectors(book: Book, forward: Forward, model: Node, docs: Any, is_train: bool) -> Any:
     """An unknown word has zeros in the output, and the last vector in the gradient, as in spaCy's own."""
-    book.check_count(model, len(docs))
-    ops, W, rows = model.ops, model.ops.as_contig(model.get_param("W")), Rows.of([len(doc) for doc in docs])
+    ops, W, rows = model.ops, model.ops.as_contig(model.get_param("W")), book.rows_by(model, [len(doc) for doc in docs])
     if not len(rows):
         return Ragged(ops.alloc2f(0, W.shape[0]), ops.alloc1i(len(docs))), lambda dY: []
     vectors = docs[0].vocab.vectors
@@ -283,20 +269,18 @@ def static_vectors(book: Book, forward: Forward, model: Node, docs: Any, is_trai
 
 def attention(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
     """thinc's ParametricAttention, whose query is a param; and the second version, with a layer for keys."""
-    book.check_count(model, len(X.lengths))
     ops, Q, lengths, data = model.ops, model.get_param("Q"), X.lengths, X.dataXd
-    rows, keys, backprop_keys = Rows.of(book.to_numpy(lengths)), data, None
+    rows, keys, backprop_keys = book.rows_by(model, lengths), data, lambda d_keys: d_keys
     if model.layers:
         book.tell(data, rows)
         keys, backprop_keys = model.layers[0](data, is_train)
-    weights = ops.softmax_sequences(ops.gemm(keys, ops.reshape2f(Q, -1, 1)), lengths)
+    weights = ops.softmax_sequences(ops.gemm(keys, ops.reshape2f(Q, len(Q), 1)), lengths)
 
     def backprop(dY: Ragged) -> Ragged:
         d_weights = (data * dY.dataXd).sum(axis=1, keepdims=True)
         d_scores = ops.backprop_softmax_sequences(d_weights, weights, lengths)
         book.record_terms(model, "Q", rows, keys * d_scores)
-        d_keys = ops.xp.outer(d_scores, Q)
-        return Ragged(dY.dataXd * weights + (d_keys if backprop_keys is None else backprop_keys(d_keys)), lengths)
+        return Ragged(dY.dataXd * weights + backprop_keys(ops.xp.outer(d_scores, Q)), lengths)
 
     return Ragged(data * weights, lengths), backprop
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ...core.errors import ParamError, StateError
 from ...core.types import Key
+from ...loop.components import is_trained
 
 # A node, and a name of one of its params.
 Slot = tuple[Model[Any, Any], str]
@@ -48,8 +49,7 @@ def models_of(nlp: Language, exclude: Collection[str] = ()) -> list[Model[Any, A
     """
     found = []
     for name, proc in nlp.pipeline:
-        model = getattr(proc, "model", None)
-        if name in exclude or not isinstance(model, Model) or not getattr(proc, "is_trainable", False):
+        if name in exclude or not is_trained(proc) or not isinstance(proc.model, Model):  # type: ignore[attr-defined]
             continue
         if type(proc) not in SEPARABLE:
             is_known = isinstance(proc, (DependencyParser, EntityRecognizer))
@@ -58,7 +58,7 @@ def models_of(nlp: Language, exclude: Collection[str] = ()) -> list[Model[Any, A
                 f"Can't clip the gradient of each example for component '{name}' ({type(proc).__name__}): {reason}. "
                 "Freeze it (frozen_components), or train it without privacy."
             )
-        found.append(model)
+        found.append(proc.model)  # type: ignore[attr-defined]
     return found
 
 
@@ -68,15 +68,11 @@ def add_grad(slot: Slot, values: Tensor) -> None:
     node.inc_grad(name, torch2xp(values.reshape(node.get_param(name).shape)))  # type: ignore[arg-type]
 
 
-def slots_of(nlp: Language, exclude: Collection[str], frozen: Collection[Key]) -> Iterator[Slot]:
+def slots_of(nlp: Language, exclude: Collection[str], frozen: Collection[Key]) -> list[Slot]:
     """All params that are trained, each once."""
-    seen: set[Key] = set(frozen)
-    for model in models_of(nlp, exclude):
-        for node in model.walk():
-            for name in node.param_names:
-                if node.has_param(name) and (node.id, name) not in seen:
-                    seen.add((node.id, name))
-                    yield node, name
+    nodes = [node for model in models_of(nlp, exclude) for node in model.walk()]
+    found = {(node.id, name): (node, name) for node in nodes for name in node.param_names if node.has_param(name)}
+    return [slot for key, slot in found.items() if key not in frozen]
 
 
 class Noise:
@@ -111,7 +107,7 @@ class Noise:
     ) -> None:
         """Add noise to the gradient of each param that is trained, and divide it. One without a gradient gets noise.
 
-        std (float): The standard deviation of the noise.
+        std (float): The standard deviation of the noise. 0: none.
         divide_by (float): The number by which the sum with its noise is divided.
         about (tuple): As for `add_to`.
         """
@@ -122,7 +118,8 @@ class Noise:
             if not node.has_grad(name):
                 add_grad(slot, torch.zeros_like(params[-1]))
             grads.append(xp2torch(node.get_grad(name)))
-        self.add_to(grads, params, std, about=(*about, divide_by))
+        if std:
+            self.add_to(grads, params, std, about=(*about, divide_by))
         for grad in grads:
             grad.div_(divide_by)
 
@@ -133,14 +130,13 @@ class Noise:
         """Add noise to the sums of one update, in place.
 
         params (Sequence[Tensor]): The params at which they were computed.
-        std (float): The standard deviation of the noise. 0: none.
+        std (float): The standard deviation of the noise.
         about (tuple): The number of the update, and all else on which it depends. Its repr must be equal in every
             process.
         """
-        if not std:
-            return
         shapes = [tuple(one.shape) for one in (*sums, *params)]
-        seed = hashlib.blake2b(repr((about, std, shapes)).encode("utf8"), key=self._secret, digest_size=32)
+        digest_size = len(self._secret)
+        seed = hashlib.blake2b(repr((about, std, shapes)).encode("utf8"), key=self._secret, digest_size=digest_size)
         for one in (*sums, *params):
             seed.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         # On the CPU, so that all machines draw the same. torch's generator would take 32 bits of the seed, which can be

@@ -89,10 +89,9 @@ class Privacy(Attachment):
     target_epsilon: float | None = None
     accountant: Accountant = "prv"
     seed: int | None = None
-    # Whether the gradients of the next update are private. A run sets it.
-    has_noise: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.has_noise = False  # whether the gradients of the next update are private: a run sets it
         if self.noise_multiplier is None and self.target_epsilon is None:
             PRIVACY.refuse("noise_multiplier", "a number here or for 'target_epsilon'", None)
         if self.noise_multiplier is not None:
@@ -242,10 +241,10 @@ class PrivateUpdates:
             divide_by=plan.size,
             about=(self._account.steps, *self._about),
         )
-        self._block.has_noise = True
         self._account.count(plan.noise_multiplier, plan.sample_rate)
 
     def on_pre_optimizer_step(self, event: PreOptimizerStep, control: Control) -> None:
+        self._block.has_noise = True
         self._optimizer.batch_size = None  # the size of a batch is not private
 
     # ------------------------------------------------------------------ the run
@@ -363,7 +362,7 @@ def plan_privacy(
             settings.delta,
             "With such a delta, even publishing one of them at random would count as private.",
         )
-    noise, target, rate, guess = settings.noise_multiplier, settings.target_epsilon, size / population, 0
+    noise, target, rate, guess = settings.noise_multiplier, settings.target_epsilon, size / population, None
     if noise is None:
         assert target is not None  # `Privacy` needs one of both
         guess = count_steps()
@@ -428,9 +427,8 @@ def _check_all(
             settings.target_epsilon,
             "The target could end the training before the learning rate falls. Remove it: the log has the epsilon.",
         )
-    batcher = _poisson_of(batches)
     check_layers(nlp, exclude)
-    return batcher
+    return _poisson_of(batches)
 
 
 def _plan(

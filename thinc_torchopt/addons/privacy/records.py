@@ -25,7 +25,7 @@ class Rows:
     reach (int): How many neighbours on each side a layer may still mix into a row, before it sees another example.
     """
 
-    def __init__(self, owner: numpy.ndarray, n: int, *, reach: int = 0):
+    def __init__(self, owner: numpy.ndarray, n: int, reach: int):
         self.owner = owner
         self.n = n
         self.reach = reach
@@ -37,22 +37,25 @@ class Rows:
         """Rows of sequences, one per example. pad (int): Rows before, between and after them, of which each sequence
         owns half of those between; empty sequences have none, as in thinc's `flatten`.
         """
-        counts = numpy.asarray(lengths, dtype="int64")
+        counts = numpy.array(lengths, dtype="int64")
         n = len(counts)
         if pad and (filled := numpy.flatnonzero(counts)).size:
-            counts = counts.copy()
-            counts[filled] += pad  # half before, half after
-            numpy.add.at(counts, filled[[0, -1]], pad // 2)  # both, also of one sequence
-        return cls(numpy.repeat(numpy.arange(n), counts), n, reach=pad // 2)
+            # Half of it before and half after each, and twice at both ends.
+            numpy.add.at(counts, [*filled, *filled, filled[0], filled[-1]], pad // 2)
+        return cls(numpy.repeat(numpy.arange(n), counts), n, pad // 2)
 
     def __len__(self) -> int:
         return len(self.owner)
 
     def after(self, window: int) -> Rows:
         """The same rows after a layer that mixes in `window` neighbours on each side."""
-        found = Rows(self.owner, self.n, reach=self.reach - window)
+        found = Rows(self.owner, self.n, self.reach - window)
         found._blocks, found._index = self._blocks, self._index
         return found
+
+    def joined(self, records: Sequence[Any]) -> Rows:
+        """Those of some records of the same examples, one after the other."""
+        return Rows(numpy.concatenate([one.rows.owner for one in records]), self.n, self.reach)
 
     def index(self, device: torch.device) -> Tensor:
         """The owners as a tensor."""
@@ -83,18 +86,15 @@ class Rows:
         counts = numpy.bincount(self.owner, minlength=self.n)
         starts = numpy.cumsum(counts) - counts
         by_length = numpy.argsort(counts, kind="stable")
-        by_length = by_length[counts[by_length] > 0]
         order = numpy.append(order, len(order))
-        first = 0
-        while first < len(by_length):
+        while len(by_length):
             # A third more padding at most, or a few rows.
-            most = counts[by_length[first]] * 4 // 3 + 4
+            most = counts[by_length[0]] * 4 // 3 + 4
             last = int(numpy.searchsorted(counts[by_length], most, side="right"))
-            which = by_length[first:last]
+            which, by_length = by_length[:last], by_length[last:]
             steps = numpy.arange(counts[which].max())
             inside = steps < counts[which][:, None]
             yield order[numpy.where(inside, starts[which][:, None] + steps, len(order) - 1)], which
-            first = last
 
 
 class Record(Protocol):
@@ -108,8 +108,8 @@ class Record(Protocol):
     def sum(self, factors: Tensor) -> Tensor:
         """factors (Tensor): Shape: (examples,). RETURNS (Tensor): As many numbers as the param has."""
 
-    def leave_out(self, which: Tensor) -> None:
-        """Let the gradients of some examples be zero, whatever they are. which (Tensor): Indices of examples."""
+    def make_finite(self) -> None:
+        """Put numbers in place of infinities and NaN: of examples with a factor of 0."""
 
     def joined(self, others: Sequence[Any]) -> Record:
         """One record in place of this and others of the same param."""
@@ -128,7 +128,7 @@ class Product:
 
     def norms(self) -> Tensor:
         # Rows of padding are the last one, of zeros.
-        X, dY = (torch.cat([values, values.new_zeros((1, values.shape[1]))]) for values in (self.X, self.dY))
+        X, dY = (torch.cat([values, values.new_zeros(values.shape[1])[None]]) for values in (self.X, self.dY))
         found = X.new_zeros(self.rows.n)
         for index, which in self.rows.blocks(X.device):
             x, d = X[index], dY[index]
@@ -143,13 +143,13 @@ class Product:
         factors = factors.to(self.dY)
         return (self.dY * factors[self.rows.index(self.dY.device)][:, None]).T @ self.X
 
-    def leave_out(self, which: Tensor) -> None:
-        outside = torch.isin(self.rows.index(self.dY.device), which.to(self.dY.device))[:, None]
-        self.X, self.dY = self.X.masked_fill(outside, 0.0), self.dY.masked_fill(outside, 0.0)
+    def make_finite(self) -> None:
+        self.X, self.dY = self.X.nan_to_num(), self.dY.nan_to_num()
 
     def joined(self, others: Sequence[Product]) -> Product:
         every = [self, *others]
-        return Product(_joined_rows(every), torch.cat([one.X for one in every]), torch.cat([one.dY for one in every]))
+        X, dY = torch.cat([one.X for one in every]), torch.cat([one.dY for one in every])
+        return Product(self.rows.joined(every), X, dY)
 
 
 class Terms:
@@ -175,12 +175,12 @@ class Terms:
     def sum(self, factors: Tensor) -> Tensor:
         return factors.to(self.sums) @ self.sums
 
-    def leave_out(self, which: Tensor) -> None:
-        self.sums[which.to(self.sums.device)] = 0.0
+    def make_finite(self) -> None:
+        self.sums.nan_to_num_()
 
     def joined(self, others: Sequence[Terms]) -> Terms:
         every = [self, *others]
-        return Terms(_joined_rows(every), torch.cat([one.terms for one in every]))
+        return Terms(self.rows.joined(every), torch.cat([one.terms for one in every]))
 
 
 class Lookup:
@@ -218,15 +218,10 @@ class Lookup:
         found = grads.new_zeros((self.size, grads.shape[1]))
         return found.index_add_(0, entry, grads * factors.to(grads)[owner][:, None])
 
-    def leave_out(self, which: Tensor) -> None:
-        owner, _, grads = self.by_entry()
-        grads[torch.isin(owner, which.to(owner.device))] = 0.0
+    def make_finite(self) -> None:
+        self.by_entry()[2].nan_to_num_()
 
     def joined(self, others: Sequence[Lookup]) -> Lookup:
         every = [self, *others]
         keys, dY = torch.cat([one.keys for one in every]), torch.cat([one.dY for one in every])
-        return Lookup(_joined_rows(every), keys, dY, self.size)
-
-
-def _joined_rows(records: Sequence[Any]) -> Rows:
-    return Rows(numpy.concatenate([one.rows.owner for one in records]), records[0].rows.n)
+        return Lookup(self.rows.joined(every), keys, dY, self.size)
