@@ -1,4 +1,4 @@
-"""Random chains, here and in declearn. test_declearns_tests.py runs it where declearn is.
+"""Random chains and federations, here and in declearn. test_declearns_tests.py runs it where declearn is.
 
 In float64, so that a difference is no rounding: in float32, a division by a tiny root can make one visible.
 """
@@ -116,4 +116,50 @@ def test_chain(seed):
             state = ours.get_state()
             ours = Modular.from_config(params.items(), {**theirs.get_config(), **rates_of(theirs)})
             ours.set_state(state)
+        assert_close(params, model.weights)
+
+
+@pytest.mark.parametrize("seed", range(N // 4))
+def test_federation(seed):
+    """Four rounds of SCAFFOLD, with a part of the clients in each."""
+    random, numbers = Random(seed), numpy.random.default_rng(seed)
+    of_client = random.sample(["momentum", "ewma", "adam", "l2-clipping"], random.randint(0, 2))
+    regularizers = random.sample(["ridge", "fedprox", "lasso"], random.randint(0, 1))
+    client = {
+        "lrate": random.random() * 0.2 + 0.01,
+        "w_decay": random.choice([0.0, 0.05]),
+        "regularizers": [a_part(random, name) for name in regularizers],
+        "modules": ["scaffold-client", *[a_part(random, name) for name in of_client]],
+    }
+    of_server = random.sample(["momentum", "adam"], random.randint(0, 1))
+    server = {"lrate": 1.0, "modules": ["scaffold-server", *[a_part(random, name) for name in of_server]]}
+    weights, n = some_weights(random, numbers), random.randint(2, 5)
+    model, theirs = TheirModel(NumpyVector(weights)), Optimizer.from_config(server)
+    their_clients = [Optimizer.from_config(client) for _ in range(n)]
+    params, copies = params_of(weights), [params_of(weights) for _ in range(n)]
+    ours = Modular.from_config(params.items(), server)
+    our_clients = [Modular.from_config(copy.items(), client) for copy in copies]
+    for _ in range(4):
+        their_aux, our_aux = theirs.collect_aux_var(), ours.collect_aux_var()
+        sent: list = []
+        for i in random.sample(range(n), random.randint(1, n)):
+            local = TheirModel(model.weights)
+            with torch.no_grad():
+                for name, copy in copies[i].items():
+                    copy.copy_(params[name])
+            for one, aux in ((their_clients[i], their_aux), (our_clients[i], our_aux)):
+                one.process_aux_var(aux)
+                one.start_round()
+            for _ in range(random.randint(1, 4)):
+                grads = like(weights, numbers)
+                their_clients[i].apply_gradients(local, NumpyVector(grads))
+                our_clients[i].apply_gradients(grads)
+            moved = {name: (params[name] - copy).detach() for name, copy in copies[i].items()}
+            aux = (their_clients[i].collect_aux_var(), our_clients[i].collect_aux_var())
+            sent.append((model.weights - local.weights, moved, *[found["scaffold"] for found in aux]))
+        their_moves, our_moves, their_sent, our_sent = zip(*sent)
+        theirs.process_aux_var({"scaffold": sum(their_sent)})
+        ours.process_aux_var({"scaffold": sum(our_sent)})
+        theirs.apply_gradients(model, sum(their_moves[1:], their_moves[0]) / len(sent))
+        ours.apply_gradients({name: sum(moved[name] for moved in our_moves) / len(sent) for name in params})
         assert_close(params, model.weights)

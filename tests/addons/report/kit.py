@@ -89,6 +89,17 @@ ONE = log(
     last_checkpoint=[None, 0, 0, 2, 2, 2],
     time_spent={"updates": [0.5, 0.75, 1.0, 1.5, 2.5, 3.0], "evaluations": [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]},
 )
+# Goes on with it at step 6.
+LATER = log(
+    [6, 9],
+    words=[168, 200],
+    seconds=[7.5, 8.5],
+    losses={"ner": [6, 3]},
+    learn_rates={"default": [0.125, 0.0625], "head": [0.25, 0.125]},
+    grad_norm=[2.0, None],
+    score=[None, 0.5],
+    scores={"ents_f": [None, 0.5]},
+)
 TWO = log(
     [0, 2, 5],
     epoch=[0, 1, 2],

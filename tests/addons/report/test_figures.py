@@ -17,7 +17,7 @@ from thinc_torchopt.addons.report.style import BAD, COLOURS, TEXT
 from thinc_torchopt.core import compat
 
 from ...pictures import curves, marks, series
-from .kit import ONE, TWO, events, log, needs_matplotlib, only, row, rows, write
+from .kit import LATER, ONE, TWO, events, log, needs_matplotlib, only, row, rows, write
 
 C = COLOURS
 NER = [(0, 0.5), (1, 0.125), (4, 0.03125), (6, 1.0), (7, 0.375)]
@@ -33,6 +33,7 @@ BOTH = [
 ]
 # By title, what is drawn. A loss of 2 in each of 2 steps with 16 words is one of 0.25 per word. The speed is that
 # between two lines, if the first one is no evaluation, or half of them are.
+RESUMED = [("", C[0], ":", [(6, 0), (6, 1)]), ("resumed", C[0], ":", [])]
 PANELS = {
     "one run": {
         "Score": [
@@ -95,6 +96,35 @@ PANELS = {
             ("resumed", C[1], ">", [1]),
         ],
     },
+    "a resumed run": {
+        "Score": [
+            ("main score", C[0], "-", [*SCORE, (9, 0.5)]),
+            ("tag_acc", C[1], "-", [(0, 0.125), (4, 0.5)]),
+            ("best: 0.75", C[0], "*", [(4, 0.75)]),
+            *RESUMED,
+        ],
+        "Loss": [
+            ("ner", C[0], "-", [*NER[:3], (6, 0.25), (9, 0.28125)]),
+            ("ner, dev set", C[0], "--", [(4, 0.75)]),
+            ("tagger", C[1], "-", TAGGER[:3]),
+            ("tagger, dev set", C[1], "--", [(4, 0.25)]),
+            *RESUMED,
+        ],
+        "Learning rate": [
+            ("head", C[0], "-", [(0, 1.0), (1, 1.0), (4, 0.5), (6, 0.25), (9, 0.125)]),
+            ("default", C[1], "-", [(0, 0.0), (1, 0.5), (2, 0.5), (4, 0.25), (6, 0.125), (9, 0.0625)]),
+            ("encoder", C[2], "-", [(0, 0.0), (1, 0.25), (2, 0.25), (4, 0.125)]),
+            *RESUMED,
+        ],
+        "Gradient norm": [("norm", C[0], "-", [*NORM[:3], (6, 2.0)]), *RESUMED],
+        "Speed": [("words per second", C[0], "-", [(1, 32.0), (2, 16.0), (4, 128.0), (6, 16.0), (9, 32.0)]), *RESUMED],
+        "What happened": [
+            ("checkpoint saved", C[7], "^", [0, 2]),
+            ("gradient spike", C[1], "v", [1]),
+            ("update skipped", BAD, "x", [2]),
+            ("resumed", C[0], ">", [6]),
+        ],
+    },
 }
 LABELS = {
     "Score": "score (0 to 1)",
@@ -107,6 +137,7 @@ LABELS = {
 LOGS = {
     "one run": {"log.jsonl": ONE},
     "two runs": {"a/log.jsonl": ONE, "b/log.jsonl": TWO},
+    "a resumed run": {"log.jsonl": ONE, "log-2.jsonl": LATER},
 }
 
 
@@ -131,7 +162,8 @@ def test_figures_show_what_is_in_the_logs(name, tmp_path):
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", LABELS[title.partition(" of ")[0]])
         heights = {"Speed": 160, "What happened": 60 + 32 * len(PANELS[name]["What happened"])}
         assert axes.height == heights.get(title, 220)
-        assert axes.get_xlim() == pytest.approx((-0.07, 7.07))
+        last = 9 if name == "a resumed run" else 7
+        assert axes.get_xlim() == pytest.approx((-0.01 * last, 1.01 * last))
         assert axes.get_ylim()[0] == 0 or title not in ("Speed", "Learning rate")
         scale = "log" if title in ("Loss", "Loss of ner") else "linear"  # from 1/32 to 1
         assert (axes.get_xscale(), axes.get_yscale()) == ("linear", scale)

@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +61,17 @@ def test_to_the_end_warmup_ratio_is_transformers(rate, ratio, total):
     theirs = torchs_linear(rate, warmup, total)
     assert same(schedules.polynomial(rate, total_steps=total, warmup_ratio=ratio), theirs, rate)
     assert same(with_end(schedules.polynomial(rate, warmup_ratio=ratio), total), theirs, rate)
+
+
+@pytest.mark.parametrize("total", [7, 100, 101, 1000])
+@pytest.mark.parametrize("ratio", [0.0, 0.06, 0.1, 1.0])
+def test_to_the_end_equals_transformers_itself(ratio, total):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed; the shape is torch's")
+    settings_of_theirs = SimpleNamespace(warmup_steps=0, warmup_ratio=ratio)  # all that it reads
+    warmup = transformers.TrainingArguments.get_warmup_steps(settings_of_theirs, total)
+    get_schedule = transformers.get_cosine_schedule_with_warmup
+    theirs = rates_of(lambda o: get_schedule(o, warmup, total), 0.1, total)
+    assert same(with_end(schedules.warmup_cosine(0.1, warmup_ratio=ratio), total), theirs, 0.1)
 
 
 def test_to_the_end_also_of_the_fall():
