@@ -1,12 +1,7 @@
-"""Oracle: spacy-transformers' own functions, over the whole batch at once. Where it is missing, a double of what it
-does, character by character.
-"""
+"""Oracle: spacy-transformers' own functions, over the whole batch at once."""
 
 import copy
 import pickle
-import re
-import sys
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy
@@ -17,6 +12,7 @@ from hypothesis import strategies as st
 from spacy.tokens import Doc
 from thinc.api import fix_random_seed
 
+from thinc_torchopt.core import wordpieces
 from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.wordpieces import KeptWordpieces, keep_wordpieces
 
@@ -26,7 +22,7 @@ from ..loop.test_faster import update
 from ..models import toy_examples
 from ..runs import digests, run
 
-needs = pytest.mark.skipif(find_spec("spacy_transformers") is None, reason="spacy-transformers is not installed")
+transformers = pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
 NLP = spacy.blank("en")
 LETTERS = st.text("abcdefgh .,-'\n\tÀéßя字😀e\u0301\u200dאע", max_size=40)
 TEXTS = st.lists(LETTERS | st.sampled_from(["", "ab ab", "[PAD] a", "  a [SEP]  [MASK]b"]), max_size=5)
@@ -59,7 +55,6 @@ def assert_same(found, expected):
             numpy.testing.assert_array_equal(one, two)
 
 
-@needs
 @given(
     batches=st.lists(TEXTS, min_size=2, max_size=4),
     window=st.integers(1, 6),
@@ -82,142 +77,25 @@ def test_wordpieces_are_theirs(batches, window, stride, name, side, at_most):
             assert_same(kept.read(tokenizer, spans), theirs(tokenizer, spans))
 
 
-class Letters:
-    """A double of a fast tokenizer: pieces of up to two letters, with the space before them, between two that have no
-    characters. It is its own backend. "#" looks like padding.
-    """
-
-    is_fast, pad_token, pad_token_id, pad_token_type_id, model_max_length = True, "#", 7, 3, 99
-
-    def __init__(self, side="right", inputs=()):
-        self.padding_side, self.model_input_names, self.backend_tokenizer = side, inputs, self
-        self.ids, self.calls, self.padding = {}, [], None
-
-    def __call__(self, texts):
-        """As a call sets the padding that the tokenizer is saved with."""
-        self.calls.append("call")
-        self.padding = {"length": 5}
-
-    def no_padding(self):
-        self.padding = None
-
-    def enable_padding(self, **padding):
-        self.padding = padding
-
-    def pieces(self, text):
-        return [("<", 0, 0), *((one[0], *one.span()) for one in re.finditer(r" ?(\w\w?|\S)", text)), (">", 0, 0)]
-
-    def encode_batch(self, texts):
-        assert self.padding is None
-        self.calls += texts
-        rows = [list(zip(*self.pieces(text))) for text in texts]
-        ids = [[self.ids.setdefault(piece, 100 + len(self.ids)) for piece in row] for row, *_ in rows]
-        types = [[one % 2 for one in row] for row in ids]
-        return [
-            SimpleNamespace(ids=i, type_ids=t, offsets=list(zip(*places)))
-            for i, t, (_, *places) in zip(ids, types, rows)
-        ]
-
-    def convert_ids_to_tokens(self, ids):
-        return [{number: piece for piece, number in self.ids.items()}[one] for one in ids]
-
-
-@pytest.fixture
-def double(monkeypatch):
-    """Of spacy-transformers, in its place: its forward function. Chances to flush are noted there."""
-
-    def forward(model, docs, is_train):
-        return "theirs", None
-
-    forward.chances = []
-    functions = {
-        "layers.transformer_model": {
-            "forward": forward,
-            "huggingface_tokenize": lambda tokenizer, texts: tokenizer(texts),
-        },
-        "data_classes": {"WordpieceBatch": SimpleNamespace, "FullTransformerBatch": SimpleNamespace},
-        "truncate": {"truncate_oversize_splits": lambda pieces, align, n: (pieces, align)},
-        "util": {"maybe_flush_pytorch_cache": lambda chance: forward.chances.append(chance)},
-    }
-    for name, there in functions.items():
-        monkeypatch.setitem(sys.modules, f"spacy_transformers.{name}", SimpleNamespace(**there))
-    return forward
-
-
-@pytest.mark.parametrize("is_left", [True, False])
-@pytest.mark.parametrize("inputs", [["token_type_ids"], []])
-def test_wordpieces_are_those_of_a_double(double, is_left, inputs):
-    """A token has the wordpieces with one of its characters, or the space behind it."""
-    kept, tokenizer = KeptWordpieces(), Letters("left" if is_left else "right", inputs)
-    short, long = NLP.make_doc("ab c\n"), NLP.make_doc("# abcd  ef, gh")
-    glued = Doc(NLP.vocab, words=["ab", "c\n"], spaces=[False, False])
-    for docs in ([[short[:]]], [[long[:3], long[2:]], [short[:]], []], [[glued[:]], [short[:1]], [long[:2], long[1:]]]):
-        batch, align = kept.read(tokenizer, docs)
-        spans = [span for of_doc in docs for span in of_doc]
-        rows = [tokenizer.pieces(span.text) for span in spans]
-        width = max(map(len, rows))
-
-        def padded(rows, padding, width=width):
-            return [
-                [padding] * (width - len(row)) + row if is_left else row + [padding] * (width - len(row))
-                for row in rows
-            ]
-
-        strings = [[piece for piece, *_ in row] for row in rows]
-        ids = [[tokenizer.ids[piece] for piece in row] for row in strings]
-        assert batch.strings == padded(strings, "#") and batch.input_ids.tolist() == padded(ids, 7)
-        assert batch.attention_mask.tolist() == padded([[1.0] * len(row) for row in rows], 0.0)
-        assert batch.lengths == [len(row) - row.count("#") for row in strings]
-        types = padded([[one % 2 for one in row] for row in ids], 3)
-        assert batch.token_type_ids is None if not inputs else batch.token_type_ids.tolist() == types
-        places = padded([[(begin, end) for _, begin, end in row] for row in rows], (0, 0))
-        flat = [(span, *(span.start_char + one for one in place)) for span, row in zip(spans, places) for place in row]
-        found = [
-            [
-                i
-                for i, (span, begin, end) in enumerate(flat)
-                if token.doc is span.doc and span.start <= token.i < span.end
-                if max(begin, token.idx) < min(end, token.idx + len(token.text_with_ws))
-            ]
-            for of_doc in docs
-            for token in (of_doc[0].doc if of_doc else ())
-        ]
-        assert align.dataXd.tolist() == [i for one in found for i in one] and align.lengths.tolist() == list(
-            map(len, found)
-        )
-
-
-def test_wordpieces_of_known_texts_are_not_read_again(double):
-    kept, tokenizer = KeptWordpieces(at_most=8), Letters()
+def test_wordpieces_of_known_texts_are_not_read_again(monkeypatch):
+    calls, encode, tokenize = [], wordpieces._encode, wordpieces._tokenize
+    monkeypatch.setattr(wordpieces, "_encode", lambda *given: calls.append(given[1]) or encode(*given))
+    # In a call, the tokenizer takes the padding that it is saved with.
+    monkeypatch.setattr(wordpieces, "_tokenize", lambda *given: calls.append("call") or tokenize(*given))
+    kept, tokenizer = KeptWordpieces(at_most=11), tokenizer_of("bert")
     docs = [NLP(text) for text in ("ab cde", "ab cde", "cde ab cde")]
 
     def texts_read(*spans, tokenizer=tokenizer):
-        tokenizer.calls.clear()
+        calls.clear()
         kept.read(tokenizer, [[span] for span in spans])
-        assert tokenizer.calls[0] == "call" and tokenizer.padding == {"length": 5}
-        return tokenizer.calls[1:]
+        assert calls.count("call") == 1 and tokenizer.backend_tokenizer.padding is not None
+        return [text for call in calls if call != "call" for text in call]
 
-    assert texts_read(*(doc[:] for doc in docs)) == ["ab cde", "cde ab cde"]  # of 5 and 7 pieces
+    assert texts_read(*(doc[:] for doc in docs)) == ["ab cde", "cde ab cde"]
     assert texts_read(docs[0][:], docs[1][:]) == texts_read(docs[0].copy()[:]) == []
-    part = docs[0][:1]  # another span of a known text: its 3 pieces fill the room
-    assert texts_read(part) == ["ab"] and texts_read(part) == []
-    assert texts_read(docs[0][1:]) == texts_read(docs[0][1:]) == ["cde"]
-    assert texts_read(docs[0][:], tokenizer=Letters()) == ["ab cde"]  # from a state that was loaded
-
-
-def test_forward_function_reads_as_a_double_of_theirs(double):
-    """It draws as many random numbers, and leaves to it what it can't read."""
-    docs, trained, kept = [NLP("ab c")], [], KeptWordpieces()
-    attrs = {"get_spans": lambda docs: [[doc[:]] for doc in docs if len(doc)]}
-    layer = lambda batch, is_train: ((batch, is_train), trained.append)  # noqa: E731
-    model = SimpleNamespace(attrs=attrs, tokenizer=Letters(), layers=[layer])
-    found, backprop = kept(model, docs, True)
-    assert found.model_output == (found.wordpieces, True) and found.align.lengths.tolist() == [2, 1]
-    assert backprop(SimpleNamespace(model_output="gradient")) is docs and trained == ["gradient"]
-    assert double.chances == [0] and copy.deepcopy(kept) is double and kept.__name__ == "forward"
-    assert kept(model, [NLP("")], True) == ("theirs", None)
-    kept.end()
-    assert kept(model, docs, True) == ("theirs", None)
+    part = docs[0][:1]  # another span of a known text, for which there is no room
+    assert texts_read(part) == texts_read(part) == ["ab"]
+    assert texts_read(docs[0][:], tokenizer=copy.deepcopy(tokenizer)) == ["ab cde"]  # from a state that was loaded
 
 
 def pipeline(folder):
@@ -234,22 +112,30 @@ def pipeline(folder):
     return nlp, examples
 
 
-@needs
-def test_forward_function_is_theirs_outside(tmp_path):
+def test_forward_function_is_theirs_outside(tmp_path, monkeypatch):
     """After the run, in copies and in pickles; and for texts without tokens."""
-    nlp, _ = pipeline(tmp_path)
+    nlp, examples = pipeline(tmp_path)
     node = nlp.get_pipe("transformer").model
     before = forward_of(node)
     put_back = keep_wordpieces(nlp)
     ours = forward_of(node)
-    assert isinstance(ours, KeptWordpieces) and pickle.loads(pickle.dumps(ours)) is before
+    assert isinstance(ours, KeptWordpieces) and keep_wordpieces(nlp) == []
+    assert copy.deepcopy(ours) is before and pickle.loads(pickle.dumps(ours)) is before
     assert nlp("").text == "" and nlp("Anna likes")[0].tag_
     for call in put_back:
         call()
     assert forward_of(node) is before
+    docs = [example.x.copy() for example in examples[:2]]
+    calls = []
+    ours.read = lambda *_: calls.append(1)
+    assert ours(node, docs, False)[0].align.lengths.sum() and not calls  # of a reference that outlives the run
+    ours.is_on = True
+    monkeypatch.setattr(type(node), "tokenizer", SimpleNamespace(is_fast=False))
+    monkeypatch.setattr(ours, "_theirs", lambda *given: calls.append(given))
+    ours(node, docs, False)
+    assert calls == [(node, docs, False)]  # without offsets
 
 
-@needs
 def test_a_batch_with_one_text_twice_is_copied(tmp_path, monkeypatch):
     """A reader that gives more weight to a text may yield it twice. To the transformer it would be one text."""
     results = []
@@ -258,6 +144,13 @@ def test_a_batch_with_one_text_twice_is_copied(tmp_path, monkeypatch):
         nlp, examples = pipeline(tmp_path)
         results.append(update(nlp, [*examples[:2], examples[0]], times=2))
     assert results[0] == results[1]
+
+
+def test_docs_with_the_same_words_and_other_spaces_differ():
+    kept, tokenizer = KeptWordpieces(), tokenizer_of("bert")
+    for spaces in ([True, False], [False, False]):
+        spans = [[Doc(NLP.vocab, words=["ab", "ab"], spaces=spaces)[:]]]
+        assert_same(kept.read(tokenizer, spans), theirs(tokenizer, spans))
 
 
 # The settings of a training, of its optimizer, and of its fine-tuning.
@@ -274,7 +167,6 @@ TRAININGS = {
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.RollbackWarning")
 @pytest.mark.parametrize("training", TRAININGS)
-@needs
 def test_trainings_are_theirs(tmp_path, corpus, monkeypatch, training):
     """Over epochs and evaluations, with an entity recognizer that draws where to cut; stopped between, and resumed."""
     changes, settings, block = TRAININGS[training]

@@ -151,4 +151,4 @@ def save(figure: Any, path: Path) -> None:
     kind = path.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with save_whole(path) as unfinished:
-        figure.savefig(unfinished, format=kind, metadata=undated)
+        figure.savefig(unfinished, format=kind, metadata=undated, bbox_inches="tight")
