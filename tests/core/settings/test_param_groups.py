@@ -321,6 +321,24 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
     assert optimizer.schedules or not any(value in ("one", "two") for block in given_blocks for value in block.values())
 
 
+def test_param_groups_share_one_schedule_that_moves_once_a_step():
+    nlp, model = encoder_pipeline()
+    rate = warmup_linear(0.1, 5, 10)
+    optimizer = optimizer_for(
+        nlp,
+        SGD(),
+        rate,
+        param_groups={"top": {"params": ["trf/pytorch/pooler/*"], "learn_rate": rate, "momentum": 0.5}},
+    )
+    seen = []
+    run(optimizer, model, 4, lambda step: seen.append(optimizer.learn_rates))
+    assert (
+        [rates["default"] for rates in seen]
+        == [rates["top"] for rates in seen]
+        == pytest.approx([0.0, 0.02, 0.04, 0.06])
+    )
+
+
 def test_param_groups_move_any_option_by_a_schedule():
     nlp, model = encoder_pipeline()
     block = {
