@@ -229,6 +229,9 @@ def test_in_spacy_normalizing_comes_before_the_norm_is_measured_and_needs_the_si
     assert norms[0] == pytest.approx(norms[1] / len(examples), rel=1e-5)
     optimizer = resolve(CONFIG, algorithm__normalize="examples")
     nlp, examples = pipeline(optimizer)
+    optimizer.batch_size = BatchSize(words=100, examples=len(examples))
+    nlp.update(examples, sgd=optimizer)
+    optimizer.batch_size = None  # that of the step before is forgotten
     with pytest.raises(ConfigError, match=r"number of examples.*batch_size"):
         nlp.update(examples, sgd=optimizer)
 

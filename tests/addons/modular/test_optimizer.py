@@ -700,6 +700,7 @@ def test_optimizer_refuses_states_of_older_versions_and_other_params():
     ("spec", "damage", "told"),
     [
         (("adam", {"amsgrad": True}), lambda part: part["params"]["bias"].pop("max_exp_avg_sq"), "max_exp_avg_sq"),
+        ("adam", lambda part: part["params"]["bias"].update(exp_avg=torch.zeros(9)), "of shape"),
         ("l2-clipping", lambda part: part["params"].update(bias={}), "None, as this part has no state"),
         ("scaffold-client", lambda part: part["shared"].clear(), "client"),
         (NOISE, lambda part: part["shared"].update(generator=torch.zeros(8, dtype=torch.uint8)), "of shape"),

@@ -143,12 +143,12 @@ def test_errors_are_printed_with_their_labels(foretold, tmp_path):
 
 
 def passages_in(words, annotated, predicted, *, starts=()):
-    """Of a text of words without ends of sentences, but before some: with its entities."""
+    """Of a text of words without ends of sentences, but before some, and elsewhere as predicted: with its entities."""
     docs = [Doc(spacy.blank("xx").vocab, words=words) for _ in range(2)]
     for doc, ents in zip(docs, (predicted, annotated)):
         doc.set_ents([Span(doc, *one) for one in ents])
     for i in starts:
-        docs[1][i].is_sent_start = True
+        docs[1][i].is_sent_start = docs[0][i + 9].is_sent_start = True
     example, kind = Example(*docs), Entities("ents")
     for one in passages_of(kind, example, *kind.compare(example)):
         marks = ([mark[:3] for mark in side] for side in (one.annotated, one.predicted))
@@ -184,7 +184,7 @@ def test_errors_in_long_words_are_cut_after_1000_characters(lengths, shown, mark
 @pytest.mark.parametrize("n", [120, 121])
 def test_errors_of_categories_are_shown_with_120_words(n):
     predicted, annotated = (Doc(spacy.blank("xx").vocab, words=["x"] * n) for _ in range(2))
-    annotated.cats, predicted.cats = {"A": 1.0, "B": 0.0, "C": 0.0}, {"A": 0.25, "B": 0.875, "C": 0.125, "D": 1.0}
+    annotated.cats, predicted.cats = {"A": 0.5, "B": 0.0, "C": 0.0}, {"A": 0.25, "B": 0.875, "C": 0.125, "D": 1.0}
     example, kind = Example(predicted, annotated), Categories("cats", (), 0.5)
     [found] = passages_of(kind, example, *kind.compare(example))
     assert (found.words, found.is_cut) == (["x "] * 120, n > 120)

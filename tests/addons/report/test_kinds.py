@@ -4,6 +4,7 @@ Texts are annotated at random, and so are the predictions, in tokens of their ow
 """
 
 import random
+import re
 
 import pytest
 import spacy
@@ -13,7 +14,7 @@ from spacy.util import filter_spans
 
 from thinc_torchopt.addons.report.errors import compare_examples
 from thinc_torchopt.addons.report.figures import draw
-from thinc_torchopt.addons.report.kinds import sentences
+from thinc_torchopt.addons.report.kinds import kinds_of, sentences
 from thinc_torchopt.addons.report.labels import prf, table_of
 
 TAGS, DEPS, LABELS = ("NN", "VB", "DT"), ("nsubj", "Obj", "punct", "det"), ("PER", "LOC")
@@ -166,6 +167,26 @@ def test_table_of_each_kind_adds_up_to_spacys_score(nlp, seed, n, leaves_open):
             row = table.rows.get(label)
             expected = (values["p"], values["r"], values["f"])
             assert (row and (row.p, row.r, row.f)) == (row and approx(expected)) and (row or not any(expected)), label
+        assert [*map(int, re.findall(r"(\d+) of 100", one.told))] == [*map(of_100, shares_of(one, score))], one.told
+
+
+def shares_of(one, score):
+    """The shares that a sentence is about, counted once more."""
+    recall, precision = (one.right.total() / (counts.total() or 1) for counts in (one.annotated, one.predicted))
+    if one.kind in ("tag", "pos", "lemma", "morph"):
+        shares = [score[f"{one.kind}_acc"]]
+        total = prf(one.annotated.total(), one.predicted.total(), one.right.total())
+        assert one.kind == "morph" or shares == [approx(total[2])]
+    elif one.kind == "dep":
+        shares = [score["dep_uas"], score["dep_las"]]
+    else:
+        shares = [precision] if one.components[0] in ("textcat", "second_textcat") else [recall, precision]
+    return [share for share in shares if share is not None]
+
+
+def of_100(share):
+    """Rounded, but only none are 0 and only all are 100."""
+    return 0 if share == 0 else 100 if share == 1 else min(99, max(1, round(100 * share)))
 
 
 def prf_of(key, p, r):
@@ -202,6 +223,21 @@ WORDS_ARE_RIGHT = {"tag": "tag", "pos": "part of speech", "morph": "morphology",
 )
 def test_sentences_of_scores(scores, factories, said):
     assert [*sentences(scores, factories)] == said
+
+
+def test_errors_of_each_kind_are_those_of_spacys_score(nlp):
+    """Of tokens, a word with an error counts once; of morphology, the table counts features, and the errors words."""
+    texts = examples(nlp, 0, 60)
+    scores = spacy.scorer.Scorer(nlp).score(texts)
+    for kind, _ in kinds_of(nlp, texts):
+        counts = [0, 0, 0]
+        for text in texts:
+            annotated, predicted = kind.compare(text)
+            for i, items in enumerate((annotated, predicted, annotated.keys() & predicted.keys())):
+                counts[i] += len(items)
+        name = "morph_acc" if kind.key == "morph" else SCORES.get(kind.key, (f"{kind.key}_f",))[0]
+        if kind.key != "cats":
+            assert prf(*counts)[2] == approx(scores[name]), kind.key
 
 
 def test_errors_that_the_tokenizer_made_are_shown(nlp):

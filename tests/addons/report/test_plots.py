@@ -127,7 +127,11 @@ def test_plots_show_the_numbers(name, tmp_path, figures):
     first, *others = all_axes.values()
     assert name not in LIMITS or first.get_ylim() == approx(LIMITS[name])
     if name != "study without trials":
-        legend = [text.get_text() for text in first.get_legend().get_texts()]
+        legend, saved = (
+            [text.get_text() for text in first.get_legend().get_texts()],
+            (tmp_path / "a.svg").read_text("utf8"),
+        )
+        assert all(f">{line}<" in saved for text in legend for line in text.splitlines())
         assert [line for line, *_ in series(first) if line] == [
             text for text in legend if text != "a third to three times of it"
         ]
@@ -135,6 +139,10 @@ def test_plots_show_the_numbers(name, tmp_path, figures):
         assert list(first.get_xticks()) == [*SCORES] and first.get_xlim()[0] == 0
         bars = [bar.tolist() for bar in first.collections[0].get_segments()]
         assert bars[:2] == [[approx(end) for end in bar] for bar in SPREAD] and bars[2] == [[12, 0.95]] * 2
+    if name == "range test":
+        from matplotlib.colors import to_hex
+
+        assert to_hex(first.patches[0].get_facecolor()) == C[1]
     assert [*figures[0].get_size_inches()] == ([12, 6] if "study" in name else [9, 5])
     assert all(line.get_clip_on() is (line.get_label() != "left out") for line in first.lines)
     if name == "study":

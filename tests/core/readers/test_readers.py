@@ -384,7 +384,7 @@ def test_readers_of_spacys_older_forms(tmp_path):
         (b"\0" * 99, "found a byte at 98 that is not"),
         (b"\xff\xfe\x00", "expected text in UTF-8 or UTF-16, found a byte at"),
         ("text,label\ncaf\xe9,x\n".encode("latin-1"), "found a byte at 14 that is not. Save the file as UTF-8"),
-        ("[" * 100_000, "(maximum recursion depth"),
+        ("[" * 100_000, "in line 1, found '' (maximum recursion depth"),
         ("a O\nb B-X\nc\n" + "d O\n" * 20, "expected 2 columns in line 3, as in most lines, found 1"),
         (b"\x78\x9cxx", "expected spaCy's binary format"),
         (gzip.compress(lines([TEXT]).encode(), mtime=0)[:30], "Is the file damaged, or cut off?"),

@@ -135,8 +135,7 @@ class Noise:
             process.
         """
         shapes = [tuple(one.shape) for one in (*sums, *params)]
-        digest_size = len(self._secret)
-        seed = hashlib.blake2b(repr((about, std, shapes)).encode("utf8"), key=self._secret, digest_size=digest_size)
+        seed = hashlib.blake2b(repr((about, std, shapes)).encode("utf8"), key=self._secret, digest_size=32)
         for one in (*sums, *params):
             seed.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         # On the CPU, so that all machines draw the same. torch's generator would take 32 bits of the seed, which can be

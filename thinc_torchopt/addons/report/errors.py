@@ -258,8 +258,8 @@ def _of_text(kind: Categories, example: Example, annotated: Items, predicted: It
         len(values.keys() | differ) - len(differ),
         words,
         is_cut or len(example.predicted) > _MOST_OF_TEXT,
-        categories=[(name, values.get(name, 0.0) > 0.5, scores.get(name, 0.0)) for name in shown],
-        badness=max((abs((values.get(name, 0.0) > 0.5) - scores.get(name, 0.0)) for name in differ), default=0.0),
+        categories=[(name, name in held, scores.get(name, 0.0)) for name in shown],
+        badness=max((abs((name in held) - scores.get(name, 0.0)) for name in differ), default=0.0),
     )
 
 
