@@ -61,7 +61,7 @@ FEW = 15
 # Fields of a node.
 NO_CODE = ("annotation", "returns", "decorator_list")
 WITHIN = ("body", "args")
-# Compares docs/reference with defaults, and calls nothing.
+# Compares docs/reference with defaults, of functions and of fields, and calls nothing.
 REFERENCE = "tests/test_reference.py"
 # pytest's status: all tests pass, there are none.
 PASSED = (0, 5)
@@ -122,7 +122,8 @@ class Mutator:
             children = value if isinstance(value, list) else [value]
             children = [child for child in children if isinstance(child, ast.AST) and name not in NO_CODE]
             for child in children:
-                yield from self._inside(child, inner, "default" if name in DEFAULTS else constant)
+                is_default = name in DEFAULTS or (isinstance(node, ast.AnnAssign) and name == "value")
+                yield from self._inside(child, inner, "default" if is_default else constant)
             for one, two in pairwise(children) if name in BODIES else ():
                 if _is_simple(one) and _is_simple(two) and _depend(one, two):
                     between = self._source[self._span(one)[1] : self._span(two)[0]].decode()

@@ -17,6 +17,8 @@ from typing import Any
 class Counter:
     """Counts to 10."""
 
+    least: int = 0
+
     def add(self, n: int | None = 1, *, top=10) -> "int | str":
         """Add 2."""
         self.n += n
@@ -34,6 +36,7 @@ class Counter:
         return second
 '''
 EXPECTED = [
+    ("Counter", "default", "= 0", "= 1"),
     ("Counter.add", "default", "top=10", "top=11"),
     ("Counter.add", "default", "= 1,", "= 2,"),
     ("Counter.add", "arithmetic", "self.n += n", "self.n -= n"),
