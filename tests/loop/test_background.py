@@ -163,3 +163,9 @@ def test_background_does_not_claim_a_saved_state_when_the_disk_is_full(corpus, t
     with pytest.warns(CheckpointWarning, match="No space left"), pytest.raises(SystemExit):
         run(config_for(tmp_path, corpus), tmp_path / "out", act=stop)
     assert "could not be saved" in told[-1]
+
+
+def test_background_hides_no_other_error(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_folder, "write_parts", Mock(side_effect=ValueError("a fault")))
+    with pytest.raises(ValueError, match="a fault"):
+        run(config_for(tmp_path, corpus), tmp_path / "out")
