@@ -299,10 +299,20 @@ def test_plain_copies_and_converts():
         pass
 
     source = {"a": [1, numpy.float32(0.5)], 2: (True, None), "t": torch.ones(2), "s": Text("x"), "o": object()}
-    source |= {"b": numpy.bool_(True), "f": Fraction(1, 2)}
+    source |= {"b": numpy.bool_(True), "f": Fraction(1, 2), "i": numpy.int64(3)}
     found = plain(source)
-    assert found == {"a": [1, 0.5], "2": [True, None], "t": [1.0, 1.0], "s": "x", "o": "<object>", "b": True, "f": 0.5}
+    assert found == {
+        "a": [1, 0.5],
+        "2": [True, None],
+        "t": [1.0, 1.0],
+        "s": "x",
+        "o": "<object>",
+        "b": True,
+        "f": 0.5,
+        "i": 3,
+    }
     assert type(found["s"]) is str and type(found["b"]) is bool and type(found["a"][1]) is float
+    assert type(found["i"]) is int
     source["a"].append(3)
     assert found["a"] == [1, 0.5]
     loop = []

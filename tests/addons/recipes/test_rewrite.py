@@ -50,6 +50,10 @@ WANDB = '@loggers = "spacy.WandbLogger.v5"\nproject_name = "mine"\n\n[training.l
             '[training.logger.logger3]\n@loggers = "mine.v2"\n',
             [{"@loggers": "mine.v1"}, {"@loggers": "thinc-torchopt.JSONLinesLogger.v1"}, {"@loggers": "mine.v2"}],
         ),
+        (
+            '@loggers = "spacy.ChainLogger.v1"\n\n[training.logger.logger2]\n@loggers = "mine.v1"\n',
+            [{"@loggers": "thinc-torchopt.JSONLinesLogger.v1"}, {"@loggers": "mine.v1"}],
+        ),
     ],
 )
 def test_log_keeps_the_loggers_that_are_there(logger, kept):
