@@ -78,13 +78,8 @@ def test_comparison_of_recipes(folder, monkeypatch, capsys):
         for name, steps in (("SGD.v1 0.5", 90), ("Adam.v1 0.002 averaged", 30), ("TorchOptimizer.v1 0.0018", 30))
     ]
     assert made == [(f"Adam.v1 {rate}", 100, 30, 3, 0, 1.0) for rate in tuning] + of_seeds
-    told = [
-        "As batches differ, all t",
-        "In short trials a config",
-        "best: Schedules end with",
-        "tuned Adam: spaCy's own ",
-    ]
-    assert [note[:24] for note in found.notes] == told
+    told = ["As batches", "In short t", "best: Sche", "tuned Adam"]
+    assert [note[:10] for note in found.notes] == told
     assert (folder / "best.cfg").read_text() == found.config and "TorchOptimizer" in found.config
     base, stock, best = found.as_dict()["tried"]
     assert base["from_base"] is None and stock["from_tuned"] is None
@@ -129,7 +124,7 @@ def test_comparison_that_does_not_finish(names, score, n, winner, told, folder, 
     monkeypatch.setattr(Bar, "move_to", lambda bar, place: places.append(place))
     made, found = compared(monkeypatch, scores, output="best.cfg")
     # Trials that are left out are done, too: 10 of 100 parts each.
-    assert found.was_stopped or places[-1] == 1000
+    assert (found.was_stopped or places[-1] == 1000) and places[:4] == [3, 6, 10, 13]
     assert told in repr(found).replace("\n", " ") and (len(made), found.winner) == (n, winner)
     assert found.was_stopped == isinstance(score, KeyboardInterrupt)
     assert (folder / "best.cfg").exists() == found.is_decided
