@@ -120,11 +120,14 @@ def test_comparison_that_does_not_finish(names, score, n, winner, told, folder, 
         with pytest.raises(type(score)):
             compared(monkeypatch, scores)
         return
-    places = []
-    monkeypatch.setattr(Bar, "move_to", lambda bar, place: places.append(place))
+    places, names = [], []
+    monkeypatch.setattr(Bar, "move_to", lambda bar, place: places.append(place / bar._bar.total))
+    monkeypatch.setattr(Bar, "set_description", lambda bar, what: names.append(what))
+    monkeypatch.setattr(Bar, "__exit__", lambda bar, *error: names.append("closed"))
     made, found = compared(monkeypatch, scores, output="best.cfg")
-    # Trials that are left out are done, too: 10 of 100 parts each.
-    assert (found.was_stopped or places[-1] == 1000) and places[:4] == [3, 6, 10, 13]
+    # Trials that are left out are done, too: 10 of 100 parts each, in 31 steps.
+    assert (found.was_stopped or places[-1] == 1.0) and places[:4] == [0.003, 0.006, 0.01, 0.013]
+    assert (names[0][:26], names[-1], len(names)) == ("Trying tuned Adam, a rate ", "closed", n + 1)
     assert told in repr(found).replace("\n", " ") and (len(made), found.winner) == (n, winner)
     assert found.was_stopped == isinstance(score, KeyboardInterrupt)
     assert (folder / "best.cfg").exists() == found.is_decided

@@ -354,3 +354,12 @@ def test_explain_resuming(folder, tmp_path, monkeypatch):
     assert [call.kwargs["output"] for call in made.call_args_list] == [None, tmp_path, tmp_path, None]
     assert all(list(call.args[2].describe()) for call in made.call_args_list)
     assert told == [[], [], ["Resuming."], ["Resuming."], ["Of another run."]]
+
+
+def test_explain_raises_what_is_no_error_of_the_config(folder):
+    """A component that can't be made: nothing can be said of the rest."""
+    config = config_for(folder, ["tagger"], {}, {"max_steps": 9, **batches("sequence", size=9)})
+    config["components"]["tagger"] = {"factory": "test_description_broken"}
+    Language.factory("test_description_broken", func=lambda nlp, name: {}["broken"])
+    with pytest.raises(KeyError, match="broken"):
+        explain(config)

@@ -288,7 +288,7 @@ def _time_steps(setup: Setup, train: Corpus, dev: Corpus | None, mean_words: flo
             config,
             block,
             max_steps=total - 1,
-            eval_frequency=total + 1,
+            eval_frequency=total,
             evaluate=lambda: (0.0, {}),
             corpora=(lambda nlp: iter(train.examples), lambda nlp: iter(examples)),
         )
