@@ -191,7 +191,7 @@ def test_comparison_prints_the_numbers_of_its_trials(folder, monkeypatch, capsys
     """By the formulas of textbooks, from the scores of trials. Each trial takes 110 seconds."""
     tuning = [TrialResult([(0, 0.1), (5, best), (10, 0.2)]) for best in (0.5, 0.7, 0.6, 0.4)]
     drawn = faked(monkeypatch, KEPT, tuning)
-    tried = compare_recipes("own.cfg", PATHS, recipes="drop-in", steps=10, seeds=3)
+    tried = compare_recipes("own.cfg", PATHS, recipes="drop-in", steps=10)
     shown, told = repr(tried), capsys.readouterr().err
     from_base, from_tuned = (differences(KEPT, drawn, base, 3) for base in ("as it is", "tuned Adam"))
     rows = []

@@ -50,3 +50,7 @@ def test_params_as_text(config):
     assert rows["tok2vec/embed/3/maxout/W"]["frozen"] == "until step 7"
     assert rows["senter/output_layer/W"]["shape"] is None and rows["senter/output_layer/W"]["frozen_until"] is None
     assert [rows[f"tok2vec/embed/3/maxout/{name}"]["frozen_until"] for name in "bW"] == [None, 7]
+    config["training"]["optimizer"]["param_groups"] = {"none": {"params": ["none/*"]}}
+    found = params(config)
+    assert [one["pattern"] for one in found.as_dict()["unmatched_patterns"]] == ["none/*"] and not found.problem
+    assert [row.group for row in found.rows[:2]] == ["default"] * 2 and f"Error: {found.stops[0]}" in repr(found)
