@@ -1,12 +1,15 @@
 """What is said of costs, and of a machine that does not have them: of numbers that are given, in words."""
 
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace as Namespace
 
 import pytest
+import spacy
 import torch
+from spacy.training import Example
 
 from thinc_torchopt.addons.preview import costs
 from thinc_torchopt.addons.preview.costs import Disk, Sizes, Times, TrainingWork
@@ -20,6 +23,25 @@ TIMES = Times(step=2.0, evaluation=10.0, words=5000.0, peak=None)
 def setup_of(attachments=None, **training):
     config = {"training": {"gpu_allocator": None, **training}}
     return Namespace(optimizer=Namespace(attachments=attachments or {}), config=config)
+
+
+def test_costs_count_steps(monkeypatch):
+    """By a seed, whatever was drawn before; by words, where not all batches are counted; and of a small budget."""
+    nlp = spacy.blank("xx")
+    block = {"@batchers": "spacy.batch_by_words.v1", "size": 6, "tolerance": 0.0, "discard_oversize": False}
+
+    def work(lengths, attachments={}, **changes):
+        training = {"seed": 0, "max_steps": 0, "max_epochs": 1, "eval_frequency": 2, "batcher": block, **changes}
+        setup = Namespace(nlp=nlp, config={"training": training}, optimizer=Namespace(attachments=attachments))
+        examples = [Example.from_dict(nlp.make_doc("a " * n), {}) for n in lengths]
+        return costs.count_work(setup, Namespace(examples=examples))
+
+    assert len({random.seed(i) or work([1, 5, 2, 5, 3]) for i in range(9)}) == 1
+    monkeypatch.setattr(costs, "_MOST_BATCHES", 10)
+    assert work([4] * 6, max_epochs=2) == TrainingWork(12, 4.0, 2.0, 6)
+    budget = Namespace(unit="words", amount=1.0, count_evaluations=lambda *asked: asked)
+    assert work([4] * 6, {"budget": budget}, max_epochs=0) == TrainingWork(2, 4.0, 2 / 6, (2, 2))
+    assert work([], max_epochs=0, max_steps=9) is None
 
 
 def test_costs_of_memory_in_words():
@@ -56,29 +78,24 @@ def test_costs_of_time_in_words():
 
 
 THINCS, NUMPYS = Products("thinc", 1, "BLIS"), Products("numpy", 1, "NumPy 2")
+FASTER = "BLIS. NumPy 2, 1 thread, is 2.9 times as fast"
+STEP = "A step then takes 2 seconds in place of 3 seconds."
 GAIN, NONE, SAME = Choice(NUMPYS, "why.", 2.94), Choice(NUMPYS, "why."), Choice(THINCS, "why.", 1.5)
 
 
 @pytest.mark.parametrize(
     ("choice", "ops", "steps", "told"),
     [
-        (GAIN, "fastest", [1.0], "BLIS. NumPy 2, 1 thread, is 2.9 times as fast, and is what the training takes."),
+        (GAIN, "fastest", [1.0], f"{FASTER}, and is what the training takes."),
         (NONE, "fastest", [1.0], "BLIS stays: why."),
         (SAME, "fastest", [1.0], "BLIS stays: why."),
-        (GAIN, "thinc", [1.0], 'BLIS. NumPy 2, 1 thread, is 2.9 times as fast. ops = "fastest" changes nothing here.'),
-        (
-            GAIN,
-            "thinc",
-            [3.0, 2.0],
-            'BLIS. NumPy 2, 1 thread, is 2.9 times as fast: ops = "fastest" {} takes it. A step then takes 2 seconds '
-            "in place of 3 seconds.",
-        ),
+        (GAIN, "thinc", [1.0], f'{FASTER}. ops = "fastest" changes nothing here.'),
+        (GAIN, "thinc", [3.0, 2.0], f'{FASTER}: ops = "fastest" {{}} takes it. {STEP}'),
         (
             NONE,
             "thinc",
             [3.0, 2.0],
-            'BLIS stays: why. ops = "fastest" {} makes parsers and NER do fewer of them. A step then takes 2 '
-            "seconds in place of 3 seconds.",
+            f'BLIS stays: why. ops = "fastest" {{}} makes parsers and NER do fewer of them. {STEP}',
         ),
     ],
 )
@@ -87,17 +104,16 @@ def test_costs_of_products_in_words(choice, ops, steps, told):
         assert costs.tell_products(choice, THINCS, ops, steps, has_setting=has) == told.format(where)
 
 
+ROOM = Disk(9, 9, Path("there"), True)
+
+
 @pytest.mark.parametrize("path", [None, "there"])
 @pytest.mark.parametrize(
     ("memory", "disk", "told"),
     [
-        (654_321, Disk(9, 9, Path("there"), True), []),
-        (None, Disk(9, 9, Path("there"), True), []),
-        (
-            654_320,
-            Disk(9, 9, Path("there"), True),
-            ["Params, gradients and the optimizer's state need 654 kB, and this"],
-        ),
+        (654_321, ROOM, []),
+        (None, ROOM, []),
+        (654_320, ROOM, ["Params, gradients and the optimizer's state need 654 kB, and this"]),
         (
             10**9,
             Disk(2000, 1999, Path("there"), True),

@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from fnmatch import fnmatch
 from itertools import takewhile
+from types import SimpleNamespace as Namespace
+from unittest.mock import Mock
 
 import pytest
 import spacy
@@ -19,6 +21,7 @@ from spacy.util import registry, resolve_dot_names
 from thinc.api import Adam, fix_random_seed
 
 from thinc_torchopt.addons.preview import explain
+from thinc_torchopt.core.errors import StateError
 
 from ...models import ready_pipeline, toy_pipeline
 
@@ -187,9 +190,10 @@ CASES = {
         {"epochs": "counted in the 24 texts in [corpora.train]"},
     ),
     "no end": (
-        ["ner"], {}, {"patience": 7, **batches("words", size=25, **WORDS)},
+        ["ner"], {"learn_rate": WARMUP}, {"patience": 7, **batches("words", size=25, **WORDS)},
         "When the score got no better for 7 steps (patience).",
-        {"until": lambda info: info["epoch"] < 1, "is_endless": True},
+        {"groups": [("default", "*", "0.02", "0.01", "1 global", "0, 0.02 at step 5, 0 at step 20, 0 at step 20,000")],
+         "until": lambda info: info["epoch"] < 1, "is_endless": True},
     ),
     "discarded": (
         ["ner"], {}, {"max_epochs": 2, **batches("words", size=6, tolerance=0.0, discard_oversize=True)},
@@ -225,6 +229,9 @@ def test_explain_numbers(case, folder):
     shown = explain(config)
     lines = dict(shown.lines)
     assert not shown.stops and shown.checked == [more.get("train", TRAIN), DEV]
+    of_optimizers = [note[:7] for note in shown.notes if note.startswith(("This is thinc", "learn_rate falls"))]
+    assert of_optimizers == ["This is"] * (case == "thinc")
+    assert lines["Time"].startswith("Not measured.")
 
     params = list(params_of(config))
     trained = [(name, array) for name, array in params if not fnmatch(name, more.get("frozen", ""))]
@@ -247,6 +254,8 @@ def test_explain_numbers(case, folder):
     told = f"{n:,} steps (0 to {n - 1:,}) of {each}: {words:,} words, {of}"
     told = f"No limit until something else ends the training, {each}" if "is_endless" in more else told
     assert lines["Steps"] == f"{told}."
+    counted = (None, None) if "is_endless" in more else (n, words)
+    assert (shown.costs["steps"], shown.costs["words"]) == counted
 
     whole, moving = (sum(array.nbytes for _, array in some) for some in (params, trained))
     of_algorithms = more.get("state", {"*": torch.optim.AdamW}).items()
@@ -255,6 +264,8 @@ def test_explain_numbers(case, folder):
     )
     memory, disk = [whole, moving, state, *[moving] * more.get("averages", False)], [whole]
     memory.insert(0, sum(memory))
+    assert shown.costs["bytes"]["total"] == pytest.approx(memory[0], rel=1e-3)
+    assert shown.costs["bytes"]["model"] == whole
     if "checkpoints" in more:
         memory.append(whole + state)
         disk.append(whole + state)
@@ -267,31 +278,83 @@ def test_explain_numbers(case, folder):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "training", "steps", "evaluated"),
+    ("optimizer", "training", "steps", "evaluated", "has_gpu"),
     [
-        ({}, {"max_steps": 20}, 21, [0, 4, 8, 12, 16, 20]),
+        ({}, {"max_steps": 20}, 21, [0, 4, 8, 12, 16, 20], False),
         # As a training was found to do in addons/budget/test_budget.py.
-        (budget("20 steps"), {"eval_frequency": 7}, 20, [0, 3, 6, 7, 10, 13, 14, 17, 19]),
+        (budget("20 steps"), {"eval_frequency": 7}, 20, [0, 3, 6, 7, 10, 13, 14, 17, 19], True),
     ],
-    ids=["steps", "budget"],
+    ids=["steps", "budget on a GPU"],
 )
-def test_explain_time(optimizer, training, steps, evaluated, folder, monkeypatch):
-    """A step takes two seconds, and half a second an evaluated text. Of the 33 words of 6 texts, 12 of 3 are enough."""
-    now = 0.0
+def test_explain_time(optimizer, training, steps, evaluated, has_gpu, folder, monkeypatch):
+    """A step takes two seconds, on a GPU when it is waited for; an evaluated text half of one; 3 of 6 are enough."""
+    clock, costs = Namespace(now=0.0, waiting=0.0, peak=9000), "thinc_torchopt.addons.preview.costs"
 
-    def pass_by(seconds):
-        nonlocal now
-        now += seconds
+    def wait(seconds=0.0):
+        clock.now, clock.waiting = clock.now + clock.waiting + seconds, 0.0
 
-    costs = "thinc_torchopt.addons.preview.costs"
-    monkeypatch.setattr(f"{costs}._EVALUATED", 10)
-    monkeypatch.setattr(f"{costs}.default_timer", lambda: now)
-    monkeypatch.setattr(Language, "evaluate", lambda nlp, examples: pass_by(0.5 * len(examples)))
-    registry.callbacks.register("test_description.two_seconds.v1", func=lambda: lambda nlp, args: pass_by(2.0))
+    def step(nlp, args):
+        clock.waiting += 2.0
+        has_gpu or wait()
+
+    gpu = Namespace(is_available=lambda: has_gpu, synchronize=wait, max_memory_allocated=lambda: clock.peak)
+    gpu.reset_peak_memory_stats = lambda: setattr(clock, "peak", 700)
+    monkeypatch.setattr(f"{costs}.torch", Namespace(cuda=gpu, float32=torch.float32))
+    monkeypatch.setattr(f"{costs}._EVALUATED", 12)
+    monkeypatch.setattr(f"{costs}.default_timer", lambda: clock.now)
+    monkeypatch.setattr(Language, "evaluate", lambda nlp, examples: wait(0.5 * len(examples)))
+    registry.callbacks.register("test_description.two_seconds.v1", func=lambda: step)
     config = config_for(folder, ["tagger"], optimizer, {**training, **batches("sequence", size=24)})
     config["training"]["before_update"] = {"@callbacks": "test_description.two_seconds.v1"}
     each = f"66 words a second in 10 timed steps, 2 seconds a step, {1.5 * 33 / 12:.1f} seconds an evaluation."
     whole = steps * 2 + len(evaluated) * 1.5 * 33 / 12
-    told = dict(explain(config, is_timed=True).lines)["Time"]
-    n = len(evaluated)
-    assert told.startswith(f"About {whole:.0f} seconds for {steps} steps and {n} evaluations: {each} Measured with")
+    found = explain(config, is_timed=True)
+    told = f"About {whole:.0f} seconds for {steps} steps and {len(evaluated)} evaluations: {each} Measured with"
+    assert dict(found.lines)["Time"].startswith(told)
+    seconds = {"step": 2.0, "evaluation": 1.5 * 33 / 12, "words": 66.0, "peak": 700 if has_gpu else None}
+    assert found.costs["seconds"] == seconds and has_gpu == any("add --gpu-id 0" in note for note in found.notes)
+    assert (("Memory", "At most 700 bytes of the GPU were in use.") in found.lines) == has_gpu
+
+
+def test_explain_times_nothing_that_would_stop(folder, tmp_path):
+    """A pattern without a param, beside a rate that is too high; texts without tags; and what can't be made at all."""
+    block = CHECKPOINT | {"path": str(tmp_path / "state"), "in_background": False}
+    optimizer = {"checkpoint": block, "learn_rate": 9.0, "param_groups": {"none": {"params": ["none/*"]}}}
+    config = config_for(folder, ["tagger"], optimizer, {"max_steps": 9, **batches("sequence", size=24)})
+    found = explain(config, is_timed=True)
+    lines = dict(found.lines)
+    assert [stop[:26] for stop in found.stops] == ["Can't use pattern 'none/*'"]
+    assert "Time" not in lines and "main memory" not in lines["Memory"]
+    assert [note[:20] for note in found.notes if "--gpu-id" not in note] == [
+        "The learning rate go",
+        "1 step at the end is",
+    ]
+    assert lines["Disk"].endswith(f"are free in '{tmp_path}'.") and found.costs["bytes"]["checkpoint"] > 0
+    config["corpora"]["train"] = {"@readers": "thinc-torchopt.Texts.v1", "path": str(folder / "train.jsonl")}
+    assert [stop.split(":")[0] for stop in explain(config).stops] == ["'tagger' has nothing to learn"]
+    config["components"]["tagger"] = {"factory": "test_description_broken"}
+    Language.factory("test_description_broken", func=lambda nlp, name: {}["broken"])
+    with pytest.raises(KeyError, match="broken"):
+        explain(config)
+
+
+@pytest.mark.parametrize(("epochs", "limit", "told"), [(0, 24, TRAIN), (-1, 25, TRAIN), (-1, 24, f"first {TRAIN}")])
+def test_explain_reads_a_part_of_a_stream(epochs, limit, told, folder, monkeypatch):
+    monkeypatch.setattr("thinc_torchopt.addons.preview.description._STREAMED", limit)
+    config = config_for(folder, ["tagger"], {}, {"max_epochs": epochs, "max_steps": 9, **batches("sequence", size=24)})
+    assert explain(config).checked == [told, DEV]
+
+
+def test_explain_resuming(folder, tmp_path, monkeypatch):
+    """As the checkpoints of the run say; they are looked at if their folder is known."""
+    look = Mock(side_effect=["", "Resuming.", "Resuming.", StateError("Of another run.")])
+    made, told = Mock(return_value=Namespace(look=look)), []
+    monkeypatch.setattr("thinc_torchopt.addons.preview.description.RunCheckpoints", made)
+    for path, output in ((None, None), (tmp_path, None), (None, tmp_path), (tmp_path, tmp_path), (tmp_path, None)):
+        block = CHECKPOINT | {"path": path and str(path)}
+        config = config_for(folder, ["tagger"], {"checkpoint": block}, {"max_steps": 9, **batches("sequence", size=9)})
+        found = explain(config, output=output)
+        told.append(found.stops + [note for note in found.notes if "Resuming" in note])
+    assert [call.kwargs["output"] for call in made.call_args_list] == [None, tmp_path, tmp_path, None]
+    assert all(list(call.args[2].describe()) for call in made.call_args_list)
+    assert told == [[], [], ["Resuming."], ["Resuming."], ["Of another run."]]

@@ -50,3 +50,11 @@ def test_params_as_text(config):
     assert rows["tok2vec/embed/3/maxout/W"]["frozen"] == "until step 7"
     assert rows["senter/output_layer/W"]["shape"] is None and rows["senter/output_layer/W"]["frozen_until"] is None
     assert [rows[f"tok2vec/embed/3/maxout/{name}"]["frozen_until"] for name in "bW"] == [None, 7]
+    block = config["training"]["optimizer"] | {"param_groups": {}}
+    none, no_layers = {"param_groups": {"head": {"params": ["none/*"]}}}, {"layer_decay": {"tagger/*": 0.9}}
+    for settings, patterns in ((none, ["none/*"]), (no_layers, [])):
+        config["training"]["optimizer"] = block | settings
+        found = params(config)
+        assert [one["pattern"] for one in found.as_dict()["unmatched_patterns"]] == patterns
+        assert [row.group for row in found.rows[:2]] == ["default"] * 2 and f"Error: {found.stops[0]}" in repr(found)
+        assert (found.problem is None) == bool(patterns) and len(found.stops) == 1

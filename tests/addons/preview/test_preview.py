@@ -61,6 +61,15 @@ def test_preview_explain_has_everything(stops, notes, checked, lines):
     assert all(" ".join(text.split()) in words and text in page.text for text in [*every, "<all>"])
 
 
+def test_preview_explain_as_text():
+    told = Description([f"{'a' * 60} no-hyphen-breaks", "b" * 99], name="x", lines=[("Memory", "c")])
+    title, *lines = repr(told).splitlines()
+    assert title == "What a training with x does"
+    assert lines == [f"Stops   {'a' * 60}", "        no-hyphen-breaks", f"Stops   {'b' * 99}", "Memory  c"]
+    told = [Description(["why"] * n, **more) for n, more in ((0, {}), (1, {}), (2, {}), (1, {"notes": ["a"]}))]
+    assert [one.is_one_error for one in told] == [False, True, False, False]
+
+
 def test_preview_explain_is_what_the_command_prints(paths):
     found = explain(CONFIGS / "cnn.cfg", paths)
     flags = [part for name, value in paths.items() for part in (f"--{name}", value)]

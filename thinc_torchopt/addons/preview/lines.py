@@ -221,7 +221,7 @@ def tell_rates(values: Sequence[float], begin: int = 0) -> str:
     moves = [_direction(*pair) for pair in pairwise(values)]
     # A single step at the top is a peak, not a plateau.
     for i, (before, move) in enumerate(pairwise(moves), start=1):
-        if before and not move and any(moves[i + 1 : i + 2] or [1]):
+        if before and not move and any(moves[i + 1 : i + 2] or [True]):
             moves[i] = before
     if not any(moves):
         return "constant" if values[0] else "0 all the time: nothing is learned"

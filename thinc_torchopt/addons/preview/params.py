@@ -174,9 +174,8 @@ def tell_pipeline(setup: Setup) -> tuple[list[dict[str, str]], str | None]:
             setup.initialize()
             return [], None
         except TorchOptError as error:
-            problem = str(error)
             setup.introduce()
-            return [], problem
+            return [], str(error)
     setup.introduce()
     return unmatched, None
 
