@@ -288,21 +288,22 @@ def _time_steps(setup: Setup, train: Corpus, dev: Corpus | None, mean_words: flo
             config,
             block,
             max_steps=total - 1,
-            eval_frequency=total,
+            eval_frequency=total + 1,
             evaluate=lambda: (0.0, {}),
             corpora=(lambda nlp: iter(train.examples), lambda nlp: iter(examples)),
         )
-        words = 0
+        words, started, steps = 0, default_timer(), 0
         with closing(training.steps) as batches:  # type: ignore[type-var]
             for i, (batch, _, _) in enumerate(batches):
                 if i >= _UNTIMED:
                     words += _words(batch)
+                    steps += 1
                 if i == _UNTIMED - 1:
                     _wait(on_gpu)
                     started = default_timer()
         _wait(on_gpu)
-    seconds = (default_timer() - started) / _TIMED
-    rate = words / _TIMED / seconds
+    seconds = (default_timer() - started) / max(1, steps)
+    rate = words / steps / seconds if steps else 0.0
     return Times(
         mean_words / rate if rate else seconds,
         _time_evaluation(setup, examples),

@@ -215,7 +215,8 @@ def _tell(told: Description, setup: Setup, output: Path | None, *, is_timed: boo
     training = setup.config["training"]
     train, dev = _read_corpora(told, setup.nlp, setup.config)
     unmatched, problem = tell_pipeline(setup)
-    last = last_step(setup.nlp, training, [] if train is None else train.examples)
+    examples = [] if train is None or not train.is_whole else train.examples
+    last = last_step(setup.nlp, training, examples)
     facts = Facts(setup.nlp, setup.config, train, dev, setup.sourced, optimizer=setup.optimizer, last=last)
     with show_activity("Looking at the texts and settings"):
         told.add(check(facts))
