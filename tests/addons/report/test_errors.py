@@ -141,6 +141,7 @@ def test_errors_are_printed_with_their_labels(foretold, tmp_path):
         ["A", "0.500", "0.667", "0.571", "5", "3", "4", "2"],
         ["B", "1.000", "0.500", "0.667", "1", "2", "1", "1"],
     ]
+    assert shown[at + 1].index("precision") + 4 == shown[at + 3].index("0.500")  # they end below each other
     assert shown[-2:] == [
         "Trained: ner. Corpora: train 2 texts, 6 words; dev 4 texts, 12 words.", "Entities: 4 errors in dev.spacy."
     ]  # fmt: skip
