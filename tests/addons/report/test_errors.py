@@ -14,7 +14,7 @@ from thinc_torchopt.addons.report.errors import compare, passages_of
 from thinc_torchopt.addons.report.figures import draw
 from thinc_torchopt.addons.report.kinds import Categories, Entities
 from thinc_torchopt.addons.report.labels import Trained
-from thinc_torchopt.addons.report.report import Report
+from thinc_torchopt.addons.report.report import Report, _beside
 from thinc_torchopt.addons.report.runs import read_runs
 from thinc_torchopt.core.errors import ConfigError
 
@@ -129,6 +129,10 @@ def test_errors_are_printed_with_their_labels(foretold, tmp_path):
         config["corpora"][name] = {"path": str(tmp_path / f"{name}.spacy")}
     (tmp_path / "log.jsonl").write_text('{"step": 0, "losses": {}}')
     found = Report(read_runs([tmp_path / "log.jsonl"]), Trained(["ner"], config), compare(nlp, tmp_path / "dev.spacy"))
+    one_a = found.summary()[0]["labels"]["ents"]["A"]
+    counts = {"in_train": 5, "annotated": 3, "predicted": 4, "right": 2}
+    assert one_a == {**counts, "p": 0.5, "r": 2 / 3, "f": pytest.approx(4 / 7)}
+    assert _beside(found)["scores_are_of"] == "On the 4 texts of dev.spacy, from 0 to 1."
     shown = repr(found).splitlines()
     assert shown[0] == "Finds 60 of 100 entities; 60 of 100 that it names are right."
     at = shown.index("Entities:")
@@ -137,6 +141,7 @@ def test_errors_are_printed_with_their_labels(foretold, tmp_path):
         ["A", "0.500", "0.667", "0.571", "5", "3", "4", "2"],
         ["B", "1.000", "0.500", "0.667", "1", "2", "1", "1"],
     ]
+    assert shown[at + 1].index("precision") + 4 == shown[at + 3].index("0.500")  # they end below each other
     assert shown[-2:] == [
         "Trained: ner. Corpora: train 2 texts, 6 words; dev 4 texts, 12 words.", "Entities: 4 errors in dev.spacy."
     ]  # fmt: skip
@@ -184,12 +189,22 @@ def test_errors_in_long_words_are_cut_after_1000_characters(lengths, shown, mark
 @pytest.mark.parametrize("n", [120, 121])
 def test_errors_of_categories_are_shown_with_120_words(n):
     predicted, annotated = (Doc(spacy.blank("xx").vocab, words=["x"] * n) for _ in range(2))
-    annotated.cats, predicted.cats = {"A": 0.5, "B": 0.0, "C": 0.0}, {"A": 0.25, "B": 0.875, "C": 0.125, "D": 1.0}
+    annotated.cats, predicted.cats = {"A": 0.5, "B": 0.0, "C": 0.0}, {"A": 0.25, "B": 0.875, "D": 1.0}
     example, kind = Example(predicted, annotated), Categories("cats", (), 0.5)
     [found] = passages_of(kind, example, *kind.compare(example))
     assert (found.words, found.is_cut) == (["x "] * 120, n > 120)
     assert (found.wrong, found.right, found.badness) == (2, 1, 0.875)
     assert found.categories == [("A", True, 0.25), ("B", False, 0.875)]
+
+
+def test_errors_of_one_category_are_two():
+    """The one that was not predicted, and the other one. What has no score has 0."""
+    both = [("A", True, 0.0), ("B", False, 0.875)]
+    for annotated, said in (({"A": 1.0}, [both]), ({"A": 0.0}, [both[::-1]]), ({}, [])):
+        docs = [Doc(spacy.blank("xx").vocab, words=["x"]) for _ in range(2)]
+        docs[0].cats, docs[1].cats = {"B": 0.875}, annotated
+        example, kind = Example(*docs), Categories("cats", (), None)
+        assert [one.categories for one in passages_of(kind, example, *kind.compare(example))] == said
 
 
 HOSTILE = [

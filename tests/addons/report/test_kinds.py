@@ -14,7 +14,7 @@ from spacy.util import filter_spans
 
 from thinc_torchopt.addons.report.errors import compare_examples
 from thinc_torchopt.addons.report.figures import draw
-from thinc_torchopt.addons.report.kinds import kinds_of, sentences
+from thinc_torchopt.addons.report.kinds import Trees, kinds_of, sentences
 from thinc_torchopt.addons.report.labels import prf, table_of
 
 TAGS, DEPS, LABELS = ("NN", "VB", "DT"), ("nsubj", "Obj", "punct", "det"), ("PER", "LOC")
@@ -213,10 +213,7 @@ WORDS_ARE_RIGHT = {"tag": "tag", "pos": "part of speech", "morph": "morphology",
         (
             {"dep_uas": 0.91, "dep_las": 0.886} | prf_of("sents", 0.1, 0.3),
             ["parser"],
-            [
-                "91 of 100 words get the right head; 89 of 100 the right label, too.",
-                FOUND.format(30, "sentences", 10),
-            ],
+            ["91 of 100 words get the right head; 89 of 100 the right label, too.", FOUND.format(30, "sentences", 10)],
         ),
         (prf_of("ents", None, None) | {"speed": 1.0, "token_f": 1.0, "dep_las": 0.5}, [], []),
     ],
@@ -251,6 +248,8 @@ def test_errors_that_the_tokenizer_made_are_shown(nlp):
     predicted = Doc(
         nlp.vocab, ["a", "co", "-", "op", "is"], [True, False, False, True, False], heads=[1, 4, 1, 1, 4], **labels
     )
+    bare = Doc(nlp.vocab, ["a", "co-op", "is"])
+    assert Trees("dep").compare(Example(predicted, bare)) == ({}, {})
     merged = Doc(nlp.vocab, ["a co-op", "is"], tags=["NN", "VB"], heads=[1, 1], deps=["s", "ROOT"])
     for doc, annotated_tags, predicted_tags, n_deps in ((predicted, [], ["X"], 1), (merged, ["DT", "NN"], [], 3)):
         found = {one.kind: one for one in compare_examples(nlp, [Example(doc, reference)], "dev").kinds}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from confection import Config
-from spacy.tokens import Doc, DocBin
+from spacy.tokens import Doc, DocBin, Span
 from spacy.vocab import Vocab
 
 from thinc_torchopt.addons.report import labels
@@ -90,14 +90,13 @@ def test_labels_of_logs_that_say_odd_things_about_their_training(tmp_path):
 
 def test_labels_are_counted_in_the_first_texts_of_a_corpus(tmp_path, monkeypatch):
     doc = Doc(Vocab(), ["a", "b"], tags=["X", ""], deps=["ROOT", ""], heads=[0, 0], morphs=["Case=Nom|Number=Sing", ""])
-    doc.cats = {"half": 0.5, "more": 0.75}
+    doc.cats, doc.spans["sc"] = {"half": 0.5, "more": 0.75}, [Span(doc, 0, 2, "Y")]
     DocBin(docs=[doc] * 3, store_user_data=True).to_disk(tmp_path / "a.spacy")
     monkeypatch.setattr(labels, "MOST_WORDS", 4)
     found = labels.count_texts(str(tmp_path / "a.spacy"))
     assert (found.n_texts, found.n_words, found.is_whole) == (3, 6, False)
-    assert found.counts == {
-        "cats": {"more": 2}, "tag": {"X": 2}, "dep": {"root": 2}, "morph": {"Case": 2, "Number": 2}
-    }  # fmt: skip
+    expected = {"spans_sc": {"Y": 2}, "cats": {"more": 2}, "tag": {"X": 2}, "dep": {"root": 2}}
+    assert found.counts == {**expected, "morph": {"Case": 2, "Number": 2}}
     monkeypatch.setattr(labels, "MOST_WORDS", 5)
     assert labels.count_texts(str(tmp_path / "a.spacy")).is_whole
     assert labels.count_texts("") == labels.Texts("")

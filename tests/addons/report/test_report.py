@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.tokens import DocBin, Span
 
+from thinc_torchopt.addons.report.errors import Compared, KindOfErrors, Passage
 from thinc_torchopt.addons.report.labels import Trained, title_of
 from thinc_torchopt.addons.report.report import Report, _beside, read_report
 from thinc_torchopt.addons.report.runs import duration, facts_of, read_runs, summarize
@@ -58,6 +59,11 @@ PART = re.compile(r"([\d.,]+) (s|min|h)\b")
             [],
         ),
         (
+            rows(2, time_spent={"updates": 0.75, "saving": 0.25}),
+            ["0.5 at step 0", "0.5", "1 epoch 0", "400", "0.8 s", "0", "0", "0", "0.001 down to 0.0005"],
+            ["Time: updates 0.8 s (75%), logging and saving 0.2 s (25%)."],
+        ),
+        (
             LONG,
             ["0.75 at step 1,000", "0.5", "2,000 epoch 12", "542", "2 h 3 min", "3", "1,234", "2", "0.00125"],
             [
@@ -74,30 +80,33 @@ def test_report_prints_the_numbers_of_a_log(tmp_path, lines, facts, time):
     found = read_report(write(tmp_path / "log.jsonl", lines))
     shown = [line for line in repr(found).splitlines() if line.startswith(tuple(names))]
     assert [re.split("  +", line, maxsplit=1) for line in shown] == [list(row) for row in zip(names, facts)]
+    assert len({len(line) for line in shown}) == 1  # numbers end below each other
     assert found.told == time
 
 
-@given(st.floats(0.0, 1e6) | st.sampled_from([9.96, 59.7, 3599.7, 7199.0]))
+@given(st.floats(0.0, 1e6) | st.sampled_from([9.95, 9.96, 10.5, 59.7, 3599.7, 7199.0]))
 def test_report_rounds_a_duration_once(seconds):
     """Read again it is off by half of its last unit at most, and has no 60 seconds or minutes."""
     units = {"s": 1, "min": 60, "h": 3_600}
     parts = [(float(n.replace(",", "")), units[unit]) for n, unit in PART.findall(duration(seconds))]
     assert all(n < 60 for n, unit in parts if unit < 3600) and len(parts) == 1 + (seconds >= 59.5)
+    assert ("." in duration(seconds)) == (seconds < 9.95)
     last = 0.1 if seconds < 9.95 else parts[-1][1]
     assert abs(sum(n * unit for n, unit in parts) - seconds) <= last / 2 + 1e-9  # of floats
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 9])
-def test_report_table_fits_80_columns(tmp_path, n):
+@pytest.mark.parametrize(("n", "length"), [(1, 19), (2, 19), (5, 19), (9, 19), (4, 30), (2, 31)])
+def test_report_table_fits_80_columns(tmp_path, n, length):
     """Each run is a column, with all that is known of it; as many side by side as fit."""
-    found = read_report(*(write(tmp_path / f"a run with number {i}" / "log.jsonl", rows(12 + i)) for i in range(n)))
+    names = [f"a run with number {i}".ljust(length, "x") for i in range(n)]
+    found = read_report(*(write(tmp_path / name / "log.jsonl", rows(12 + i)) for i, name in enumerate(names)))
     lines = repr(found).partition("\nScores are")[0].splitlines()
     assert max(map(len, lines)) <= 80
     words = " ".join(" ".join(lines).split())
     for run in found.runs:
         assert words.count(run.label) == 1 and all(fact.value in words for fact in facts_of(run))
     tops = [line for line in lines if line.startswith("run ")]
-    assert len(tops) == -(-n // max(line.count("a run with") or 1 for line in tops))
+    assert len(tops) == -(-n // (64 // (2 + max(20, length))))  # beside the names of the facts
     assert bool(found.sentences) is (n == 1)
 
 
@@ -106,14 +115,29 @@ def test_report_prints_as_the_command_does(tmp_path):
     printed = repr(read_report(log))
     assert printed.startswith("Finds 20 of 100 entities") and "\nrun " in printed and "last step" in printed
     assert "Note: log.jsonl ends in half a line" in printed
-    for n, left_out, of_page in ((25, False, [("", 25)]), (40, True, [("", 25), ("15 rarer labels", 15)])):
-        scores = {f"L{i:02}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(n)}
+    of_page = {25: "", 30: "5 rarer labels", 31: "6 rarer labels", 301: "276 rarer labels (1 of them left out)"}
+    for n, title in of_page.items():
+        scores = {f"L{i:03}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(n)}
         found = Report(read_runs([log]), Trained([], {}, {"ents_per_type": scores}))
         [(_, _, parts)] = _beside(found)["label_tables"]
-        assert [(title, len(rows)) for title, rows in parts] == of_page
+        assert [(one, len(rows)) for one, rows in parts] == [("", 25), (title, min(n, 300) - 25)][: 1 + bool(title)]
+        assert found.told == []
         printed = repr(found)
-        assert "L30" not in printed and ("L29" in printed and "Left out: 10 rarer labels." in printed) == left_out
+        assert "L030" not in printed and ("L029" in printed) == (n >= 30)
+        assert ("Left out:" in printed) == (f"Left out: {n - 30} rarer label" in printed) == (n > 30)
     assert title_of("pos") == "Parts of speech"
+
+
+def test_page_says_what_errors_are_shown():
+    worst = [Passage(1003, 1002, 1001, ["a"], is_cut=False)]
+    numbers = {"cats": 20, "dep": 21, "tag": 1}
+    kinds = [KindOfErrors(kind, ["one"], wrong=9, n_passages=n, worst=worst) for kind, n in numbers.items()]
+    found = _beside(Report([], compared=Compared("x", 1, 2, False, kinds)))["errors"]
+    titles = ["all of 20 texts", "the 20 worst of 21 sentences", "all of 1 place"]
+    assert [one["title"].partition(": ")[2] for one in found] == [f"{title} with errors" for title in titles]
+    told = ["Text 1,003", *["Text 1,003: 1,002 wrong, 1,001 right"] * 2]
+    assert [one["passages"][0]["told"] for one in found] == told
+    assert "more of its words have a wrong prediction" in found[2]["how"]
 
 
 @needs_matplotlib

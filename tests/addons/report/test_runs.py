@@ -46,9 +46,8 @@ def test_runs_speed_leaves_evaluations_out_if_the_log_tells_them_apart(tmp_path)
     seconds, exact = 0.0, []
     for step in range(40):
         seconds += 0.25 + (100.0 if step and (step - 1) % 10 == 0 else 0.0)
-        exact.append(
-            (evaluated if step % 10 == 0 else lambda i, _, **kw: row(i, **kw))(step, 0.5, seconds=seconds, words=step)
-        )
+        changes = {"seconds": seconds, "words": step}
+        exact.append(evaluated(step, 0.5, **changes) if step % 10 == 0 else row(step, **changes))
     run = only(read_runs([write(tmp_path / "exact.jsonl", exact)]))
     assert run.speed == pytest.approx(4.0)
     x, y = run.speeds()
@@ -63,12 +62,35 @@ def test_runs_speed_leaves_evaluations_out_if_the_log_tells_them_apart(tmp_path)
 
 @pytest.mark.parametrize(
     ("n", "seconds", "steps"),
-    [(13, 1, [5, 10]), (4, 1, [3]), (302, 0.5, [*range(3, 302, 3)])],  # whole seconds are rounded: 5 at least
+    # Whole seconds are rounded: 5 at least.
+    [(13, 1, [5, 10]), (4, 1, [3]), (2, 1, [1]), (5, 0.5, [1, 2, 3, 4]), (302, 0.5, [*range(3, 302, 3)])],
 )
 def test_runs_speeds_are_means_over_at_most_150_stretches(n, seconds, steps, tmp_path):
     lines = log(range(n), words=[2 * i for i in range(n)], seconds=[seconds * i for i in range(n)])
-    x, y = only(read_runs([write(tmp_path / "log.jsonl", lines)])).speeds()
-    assert x.tolist() == steps and set(y) == {2 / seconds}
+    run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
+    x, y = run.speeds()
+    assert x.tolist() == steps and set(y) == {2 / seconds} and run.speed == 2 / seconds
+
+
+def test_runs_speed_is_of_stretches_with_words_and_time(tmp_path):
+    for words, seconds, score, speed in (
+        ([0, None, 4], [0.5, 1.0, 2.5], [None] * 3, 2.0),
+        ([0, 4, 6], [0.5, 0.5, 1.5], [None] * 3, 6.0),
+        ([0, 4, 6, 8], [0.5, 1.0, 3.0, 3.5], [0.5, None, 0.5, None], 8 / 3),  # half of the lines are evaluations
+        ([0, 4], [0.5, 0.5], [None] * 2, None),
+    ):
+        lines = log(range(len(words)), words=words, seconds=seconds, score=score)
+        run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
+        assert run.speed == speed and (len(run.speeds()[0]) > 0) == (speed is not None)
+
+
+def test_runs_losses_per_word_are_of_the_steps_since_the_line_before(tmp_path):
+    steps, losses = [0, 2, 3, 4, 5], {"ner": [8, 6, 4, 2, 1]}
+    run = only(read_runs([write(tmp_path / "log.jsonl", log(steps, words=[4, 5, 5, 9, 10], losses=losses))]))
+    assert run.loss("ner", per_word=True) == pytest.approx([2, 12, math.nan, 0.5, 1], nan_ok=True)
+    later = only(read_runs([write(tmp_path / "later.jsonl", log([1], words=[4], losses={"ner": [8]}, rollbacks=[1]))]))
+    assert math.isnan(later.loss("ner", per_word=True)[0]) and not later.events
+    assert "later.jsonl begins at step 1" in later.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -96,14 +118,10 @@ def test_runs_names_damaged_lines(tmp_path):
 def test_runs_has_gaps_for_what_is_no_number(tmp_path):
     odd = ["NaN", "Infinity", "-Infinity", "null", '"text"', "true", "[1.0]", "{}", "1e999", "1" + "0" * 400]
     lines = [json.dumps(row(i)) for i in range(4)]
-    lines += [
-        f'{{"step": {i}, "losses": {{"ner": {value}}}, "learn_rates": {{"default": {value}}}, "grad_norm": {value}, '
-        f'"seconds": {value}, '
-        f'"words": {value}, "score": {value}, "scores": {value}, "skipped_updates": {value}, "last_checkpoint": '
-        f"{value}, "
-        f'"last_rollback": {value}}}'
-        for i, value in enumerate(odd, 4)
-    ]
+    keys = ["grad_norm", "seconds", "words", "score", "scores", "skipped_updates", "last_checkpoint", "last_rollback"]
+    for i, value in enumerate(odd, 4):
+        others = "".join(f', "{key}": {value}' for key in keys)
+        lines.append(f'{{"step": {i}, "losses": {{"ner": {value}}}, "learn_rates": {{"default": {value}}}{others}}}')
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
     run = only(read_runs([tmp_path / "log.jsonl"]))
     assert len(run.steps) == 14 and numpy.isnan(run.columns["losses"]["ner"][4:]).all() and run.best is None
@@ -125,8 +143,11 @@ def test_runs_has_gaps_for_what_is_no_number(tmp_path):
         ('{"step": 1e3, "losses": {}}\n', "line 1"),
         ('{"step": 1, "losses": [2.0]}\n', "line 1"),
         (b"\x89PNG\r\n\x1a\n\xff\xff\n", "line 1"),
+        (b"\x89\xff\n", "other bytes than text"),
+        (b"\x89\x00\n", "other bytes than text"),
+        (b"caf\xe9\n", "'caf\ufffd'"),
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_runs_refuses_what_is_no_log(tmp_path, content, found):
     path = tmp_path / "log.jsonl"
@@ -136,9 +157,11 @@ def test_runs_refuses_what_is_no_log(tmp_path, content, found):
 
 
 def test_runs_leaves_empty_logs_out_beside_others(tmp_path):
-    full, empty = write(tmp_path / "full.jsonl", rows(5)), write(tmp_path / "empty.jsonl", [])
+    full, empty = write(tmp_path / "full.jsonl", rows(5), end="{"), write(tmp_path / "empty.jsonl", [])
     run = only(read_runs([empty, full, full]))
-    assert run.paths == [full] and run.notes == ["empty.jsonl is empty, and left out."]
+    assert run.paths == [full] and run.notes[0] == "empty.jsonl is empty, and left out." and len(run.notes) == 2
+    with pytest.raises(ConfigError, match=r"Can't read the training log .*lost.jsonl: .*No such file"):
+        read_runs([tmp_path / "lost.jsonl"])
 
 
 # ---------------------------------------------------------------------- runs that were resumed
@@ -191,6 +214,10 @@ def test_runs_mixes_no_two_runs(tmp_path):
         "step 6 (in log-5.jsonl).",
         "step 8; one step was done again (in log-4.jsonl).",
     ]
+    write(tmp_path / "x" / "log-0.jsonl", rows(3))  # not one of the logger's names
+    names = {"log": (5, 6), "log-2": (5, 6), "log-3": (6, 7)}
+    paths = [write(tmp_path / "x" / f"{name}.jsonl", map(row, steps)) for name, steps in names.items()]
+    assert [run.paths for run in read_runs(paths)] == [paths[:1], paths[1:]]
 
 
 def test_runs_of_a_log_whose_steps_go_back(tmp_path):
@@ -211,12 +238,8 @@ def test_runs_finds_what_happened(tmp_path):
     lines = rows(30)
     for line in lines:
         step = line["step"]
-        line |= {
-            "grad_spikes": (step >= 4) + 2 * (step >= 9),
-            "skipped_updates": int(step >= 9),
-            "outside_writes": int(step >= 3),
-        }
-        line |= {"rollbacks": int(step >= 12)}
+        line |= {"grad_spikes": (step >= 4) + 2 * (step >= 9), "skipped_updates": int(step >= 9)}
+        line |= {"outside_writes": int(step >= 3), "rollbacks": int(step >= 12)}
         if step > 5:
             line["last_checkpoint"] = 5 if step < 11 or 12 <= step < 16 else 10 if step < 12 else 15
         if step >= 12:
@@ -226,18 +249,16 @@ def test_runs_finds_what_happened(tmp_path):
         if step == 7:
             line["one_label"] = "OTHER"
     run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))
-    assert sorted(events(run)) == sorted(
-        [
-            ("gradient spike", 4, ""),
-            ("gradient spike", 9, "2 times"),
-            ("update skipped", 9, ""),
-            ("rates written by others", 3, ""),
-            ("went back", 12, "to the checkpoint of step 5"),
-            ("resumed", 8, ""),
-            ("one label for all texts", 7, "OTHER"),
-        ]
-        + [("checkpoint saved", step, "") for step in (5, 10, 15)]
-    )
+    assert sorted(events(run)) == [
+        *(("checkpoint saved", step, "") for step in (5, 10, 15)),
+        ("gradient spike", 4, ""),
+        ("gradient spike", 9, "2 times"),
+        ("one label for all texts", 7, "OTHER"),
+        ("rates written by others", 3, ""),
+        ("resumed", 8, ""),
+        ("update skipped", 9, ""),
+        ("went back", 12, "to the checkpoint of step 5"),
+    ]
     older = [{key: value for key, value in line.items() if not key.startswith("last_")} for line in lines]
     run = only(read_runs([write(tmp_path / "older.jsonl", older)]))
     kinds = ("went back", "checkpoint saved", "resumed")
@@ -253,8 +274,9 @@ def test_runs_finds_what_happened(tmp_path):
         (["a/log.jsonl", "a/log-2.jsonl", "b/log.jsonl"], ["a/log", "a/log-2", "b/log"]),
         (["a/log.jsonl", "a/log.txt"], ["log.jsonl", "log.txt"]),
         (["ä\n<b>/log.jsonl", "می\u200cشود/log.jsonl"], ["ä\ufffd<b>", "می\u200cشود"]),
+        (["a\n/log.jsonl", "a\t/log.jsonl"], ["a\ufffd (1)", "a\ufffd (2)"]),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_runs_labels_differ(tmp_path, paths, labels):
     found = [run.label for run in read_runs([write(tmp_path / path, rows(3)) for path in paths])]

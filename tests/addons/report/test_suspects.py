@@ -12,7 +12,7 @@ from spacy.util import registry
 from spacy.vocab import Vocab
 
 from thinc_torchopt.addons.report import kinds, suspects
-from thinc_torchopt.addons.report.report import read_report
+from thinc_torchopt.addons.report.report import _beside, read_report
 from thinc_torchopt.addons.report.suspects import OfComponent, Suspects, read_suspects
 from thinc_torchopt.core.errors import ConfigError, StateError
 from thinc_torchopt.core.readers import read_docs
@@ -89,11 +89,12 @@ def test_scores_of_words_are_hardness_and_rarity_in_standard_deviations(examples
     for i, (mean, rare) in enumerate(zip(means, rarity)):
         expected = mean / spread(means) + 0.3 * numpy.array(rare) / spread(rarity)
         assert one.scores[i] == pytest.approx(expected, rel=1e-5)
+        assert one.cost(i) == pytest.approx(max(expected), rel=1e-5)
 
 
 def test_suspects_are_shown_with_four_words_on_each_side():
-    doc = Doc(Vocab(), [*"abcdefghijkl"], tags=[*"XXXXXXYZXXXX"])
-    [first, *_] = suspects_of(kinds.TokenLabels("tag"), [Example(doc, doc)], [[0.0] * 6 + [1.0] + [0.0] * 5])
+    doc = Doc(Vocab(), [*"abcdefghijklm"], tags=[*"XXXXXXYZXXXXX"])
+    [first, *_] = suspects_of(kinds.TokenLabels("tag"), [Example(doc, doc)], [[0.0] * 6 + [1.0] + [0.0] * 6])
     assert first.context == "c d e f [g] h i j k"
 
 
@@ -158,6 +159,7 @@ def test_classes_are_judged_by_text_and_heads_are_shown_with_their_words(example
     assert (first.number, first.words, first.said(first.annotated)) == (6, examples[5].text.strip(), "RED")
     assert (first.why, last.why) == ("predicted in 0 of 10 updates, and at the end", "predicted in 0 of 0 updates")
     hardness = [[0, 0, 0.5, 0, 0][: len(one)] for one in examples]
+    examples[5].reference[2].dep_ = "nmod"  # of trees, nothing is said of the same words elsewhere
     first = suspects_of(kinds.Trees("dep"), examples, hardness, predict=predict)[0]
     assert (first.said(first.annotated), first.said(first.predicted)) == ("amod of London", "dep of Anna")
     assert first.why == "predicted in 0 of 10 updates"
@@ -254,6 +256,7 @@ def test_what_may_be_right_is_written_read_and_put_in_place(name, tmp_path):
         there = {item for item in after if name == "cats" or one.start <= item.start < one.end}
         others = {item for item in before if name != "cats" and not one.start <= item.start < one.end}
         assert annotated.keys() == there | others
+        assert name != "cats" or doc.cats == wanted.cats
 
 
 def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
@@ -262,10 +265,7 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
     docs[7][1].tag_ = "JJ"
     DocBin(docs=docs, store_user_data=True).to_disk(tmp_path / "train.spacy")
     config = config_for(
-        tmp_path,
-        {**corpus, "train": tmp_path / "train.spacy"},
-        steps=40,
-        training__optimizer__recorder=RECORDER,
+        tmp_path, {**corpus, "train": tmp_path / "train.spacy"}, steps=40, training__optimizer__recorder=RECORDER
     )
     run(config, tmp_path / "run")
     found = read_suspects(tmp_path / "run")
@@ -278,6 +278,10 @@ def test_report_and_suspects_of_a_run_with_a_planted_mistake(tmp_path, corpus):
 
     row = first.row() | {"answer": "accept"}
     assert row["tags"][1] == "VBZ"
+    told = {"annotated": "JJ", "proposed": "VBZ", "why": first.why, "context": first.context}
+    assert row["meta"] == {**told, "text": 8, "component": "tagger", "words": "likes", "score": round(first.score, 3)}
+    found.record.left_out = 1_200
+    assert [*found.notes][-1].startswith("1,200 of the easier texts were not kept")
     about_another_word = row | {"tags": [token.tag_ for token in docs[7]]}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(about_another_word)}")
     # Others have the same words, and "VBZ".
@@ -332,6 +336,8 @@ def test_each_accepted_row_of_a_text_puts_its_own_change_there(tmp_path):
     nlp.config = config
     found = object.__new__(Suspects)
     found.nlp, found.examples, found._kinds = nlp, examples, kinds.kinds_of(nlp, examples)
+    made = [found._made_from(examples[i].reference, {"text": n}) for i, n in ((1, 0), (0, 1), (1, 2), (1, 3))]
+    assert made == [None, examples[0].reference, examples[1].reference, None]
     person, city = {"start": 0, "end": 4, "label": "PERSON"}, {"start": 16, "end": 22, "label": "CITY"}
     rows = [
         {"text": examples[i].text, "words": [token.text for token in examples[i].reference], "spans": spans}
@@ -373,6 +379,10 @@ def test_sentences_of_trees_change_with_them_alone(examples):
         kind.put(doc, [*(old - new)], [*(new - old)])
     assert [(sent.start, sent.end) for sent in doc.sents] == [(sent.start, sent.end) for sent in other.sents]
     assert len([*doc.sents]) == 2
+    doc, other = (Doc(Vocab(), [*"abcd"], sent_starts=starts) for starts in ([1, 0, 1, 0], [1, 1, 0, 0]))
+    old, new = (kinds.Spans("sents", "sentence").compare(Example(one, one))[0].keys() for one in (doc, other))
+    kinds.Spans("sents", "sentence").put(doc, [*(old - new)], [*(new - old)])
+    assert [bool(token.is_sent_start) for token in doc] == [True, True, False, False]
 
 
 def test_report_of_a_corpus_that_has_moved_is_made_without_suspects(tmp_path, corpus):
@@ -383,7 +393,10 @@ def test_report_of_a_corpus_that_has_moved_is_made_without_suspects(tmp_path, co
     run(config, tmp_path / "run")
     (tmp_path / "log.jsonl").write_text('{"step": 0, "losses": {"tagger": 2.0}}\n')
     found = read_report(tmp_path / "log.jsonl", model=tmp_path / "run" / "model-best")
-    assert "Tags that may be wrong" in found.html()
+    page = found.html()
+    assert "Tags that may be wrong: the 50 hardest in training" in page and "The 20 hardest texts" in page
+    [(_, _, learned), *_] = _beside(found)["learned"]
+    assert learned == sorted(learned, key=lambda row: (-sum(map(int, row[1:])), row[0]))
     (tmp_path / "train.spacy").unlink()
     found = read_report(tmp_path / "log.jsonl", model=tmp_path / "run" / "model-best")
     [note] = [note for note in found.runs[0].notes if note.startswith("Annotations that may be wrong are not shown.")]

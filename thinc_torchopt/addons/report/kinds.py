@@ -230,8 +230,6 @@ class Entities(Kind):
 
     def compare(self, example: Example) -> tuple[Items, Items]:
         reference, predicted = example.reference, Items()
-        if not reference.has_annotation("ENT_IOB"):
-            return {}, {}
         for n, span in enumerate(example.predicted.ents):
             tokens = [int(i) for i in example.alignment.x2y[span.start : span.end]]
             if tokens and all(token.ent_iob for token in reference[tokens[0] : tokens[-1] + 1]):
@@ -270,12 +268,10 @@ class Spans(Kind):
             gone = {(item.start, item.end, item.label) for item in old}
             kept = [one for one in self._spans(doc) if (one.start, one.end, one.label_) not in gone]
             doc.spans[self._group] = [*kept, *(Span(doc, *item[2:4], label=item.label) for item in new)]
-            return
-        if doc.has_annotation("DEP"):  # then they are those of the trees
-            return
-        for items, value in ((old, False), (new, True)):
-            for item in items:
-                doc[item.start].is_sent_start = value
+        elif not doc.has_annotation("DEP"):  # otherwise they are those of the trees
+            for items, value in ((old, False), (new, True)):
+                for item in items:
+                    doc[item.start].is_sent_start = value
 
     def _has(self, doc: Doc) -> bool:
         return doc.has_annotation("SENT_START") if self.key == "sents" else self._group in doc.spans

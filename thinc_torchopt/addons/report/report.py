@@ -123,12 +123,10 @@ class Report:
         # In an iframe, so that its styles and the notebook's don't affect each other.
         return f'<div><iframe srcdoc="{escape(self.html())}" style="width:100%;height:800px;border:0"></iframe></div>'
 
-    def corpus(self, name: str) -> Texts | None:
-        """The texts of the training. name (str): "train" or "dev". RETURNS (Texts | None): None: not known."""
-        if self.trained is None:
-            return None
+    def corpus(self, name: str) -> Texts:
+        """The texts of the training. name (str): "train" or "dev"."""
         if name not in self._texts:
-            self._texts[name] = count_texts(self.trained.corpus(name))
+            self._texts[name] = count_texts("" if self.trained is None else self.trained.corpus(name))
         return self._texts[name]
 
     @cached_property
@@ -137,11 +135,9 @@ class Report:
         if self.trained is None:
             return []
         train, dev = (self.corpus(name) for name in ("train", "dev"))
-        known = train.counts if train is not None and train.n_texts is not None else {}
         if self.compared is not None:
-            return [table for one in self.compared.kinds if (table := table_of(one, known)).rows]
-        annotated = dev.counts if dev is not None and dev.is_whole else {}
-        return tables_of(self.trained.scores, known, annotated)
+            return [table for one in self.compared.kinds if (table := table_of(one, train.counts)).rows]
+        return tables_of(self.trained.scores, train.counts, dev.counts if dev.is_whole else {})
 
     @property
     def sentences(self) -> list[str]:
@@ -294,7 +290,7 @@ def _trained(report: Report) -> str:
     sizes = []
     for name in ("train", "dev"):
         texts = report.corpus(name)
-        if texts is not None and texts.n_texts is not None and texts.n_words is not None:
+        if texts.n_texts is not None and texts.n_words is not None:
             sizes.append(f"{name} {count(texts.n_texts, 'text')}, {count(texts.n_words, 'word')}")
     told = f"Trained: {', '.join(map(printable, report.trained.components))}."
     return f"{told} Corpora: {'; '.join(sizes)}." if sizes else told
@@ -314,10 +310,8 @@ def _label_table(table: Labels) -> tuple[str, list[str], list[tuple[str, list[li
 
 
 def _scores_are_of(report: Report) -> str:
-    train = report.corpus("train")
-    told = ""
-    if train is not None and not train.is_whole:
-        told = " Labels of the training texts are counted in the first of them."
+    told = " Labels of the training texts are counted in the first of them."
+    told = "" if report.corpus("train").is_whole else told
     if report.compared is not None:
         found = report.compared
         return f"On the {count(found.n_texts, 'text')} of {printable(found.name)}, from 0 to 1.{told}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count as counted_from
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -281,11 +283,8 @@ def _stem_and_number(path: Path) -> tuple[str, int]:
 def _siblings(path: Path, further: Literal[-1, 1]) -> Iterator[Path]:
     """The numbered logs before a log, or after it, the nearest first."""
     stem, number = _stem_and_number(path)
-    while (number := number + further) > 0:
-        beside = path.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{path.suffix}")
-        if not beside.is_file():
-            return
-        yield beside
+    numbers = takewhile(lambda n: n > 0, counted_from(number + further, further))
+    return takewhile(Path.is_file, (path.with_name(f"{stem}{'' if n == 1 else f'-{n}'}{path.suffix}") for n in numbers))
 
 
 def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, LogFile]) -> LoggedRun:
@@ -322,9 +321,10 @@ def _first_line(path: Path) -> dict[str, Any] | None:
     """The first line of a log. None: it is none, or empty."""
     try:
         with path.open("rb") as file:
-            return parse(file.readline())
+            line = file.readline()
     except OSError:
-        return None
+        line = b""
+    return parse(line)
 
 
 def _as_arrays(log: LogFile) -> dict[str, dict[str, numpy.ndarray]]:
@@ -451,11 +451,10 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     without_number = [[*path.parts[:-1], _stem_and_number(path)[0]] for path in paths]
     if len({tuple(part) for part in without_number}) == len(parts):  # one of each folder
         parts = without_number
-    n, longest = 1, max(map(len, parts))
-    while n < longest and len({tuple(part[-n:]) for part in parts}) < len(parts):
-        n += 1
+    longest = max(map(len, parts))
+    n = next((n for n in range(1, longest) if len({tuple(part[-n:]) for part in parts}) == len(parts)), longest)
     parts = [part[-n:] for part in parts]
-    while all(len(part) > 1 for part in parts) and len({part[-1] for part in parts}) == 1:
+    while len({part[-1] for part in parts}) == 1:
         parts = [part[:-1] for part in parts]
     names = [printable("/".join(part).replace("//", "/")) for part in parts]
     return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
