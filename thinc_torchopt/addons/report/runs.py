@@ -454,7 +454,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     longest = max(map(len, parts))
     n = next((n for n in range(1, longest) if len({tuple(part[-n:]) for part in parts}) == len(parts)), longest)
     parts = [part[-n:] for part in parts]
-    while len({part[-1] for part in parts}) == 1:
+    while all(len(part) > 1 for part in parts) and len({part[-1] for part in parts}) == 1:
         parts = [part[:-1] for part in parts]
     names = [printable("/".join(part).replace("//", "/")) for part in parts]
     return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
