@@ -236,7 +236,7 @@ def _message_of_argument(
 def _arguments(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The arguments of the function that a block names: types by name, and names."""
     for key, name in block.items():
-        if key.startswith("@"):
+        if key.startswith("@") and registry.has(key[1:], name):
             function = registry.get(key[1:], name)
             known = [*signature(function).parameters]
             try:
@@ -469,7 +469,7 @@ def _message_of_weights(error: Exception, config: Mapping[str, Any]) -> ConfigEr
     values = config.interpolate() if isinstance(config, Config) else config
     path = values.get("initialize", {}).get("init_tok2vec")
     pretraining = values.get("pretraining", {})
-    if not Path(path).is_file() or not isinstance(pretraining.get("component"), str):
+    if path is None or not Path(path).is_file() or not isinstance(pretraining.get("component"), str):
         return None
     found = str(error).partition(" for model ")[0].rstrip(".")
     return ConfigError(

@@ -241,10 +241,10 @@ class PrivateUpdates:
             divide_by=plan.size,
             about=(self._account.steps, *self._about),
         )
+        self._block.has_noise = True
         self._account.count(plan.noise_multiplier, plan.sample_rate)
 
     def on_pre_optimizer_step(self, event: PreOptimizerStep, control: Control) -> None:
-        self._block.has_noise = True
         self._optimizer.batch_size = None  # the size of a batch is not private
 
     # ------------------------------------------------------------------ the run

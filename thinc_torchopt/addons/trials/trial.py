@@ -366,7 +366,8 @@ def _ends_with_training(block: Mapping[str, Any]) -> bool:
     name = block.get("@schedules")
     if name is None or block.get("total_steps") is not None:
         return False
-    return "total_steps" in inspect.signature(registry.get("schedules", name)).parameters
+    total = inspect.signature(registry.get("schedules", name)).parameters.get("total_steps")
+    return total is not None and total.default is None
 
 
 def _is_slow(block: Mapping[str, Any], steps: int) -> bool:
