@@ -435,6 +435,7 @@ def main() -> None:
         for task, how, where in runs_of(options.tasks.split(","), options.runs):
             done = start(task, how, where, Path(name))
             done.check_returncode()
+            print(f"{task} {how} ({where}): {done.stdout.splitlines()[-1]}", file=sys.stderr, flush=True)
             for unit, value in json.loads(done.stdout.splitlines()[-1]).items():
                 found.setdefault(f"{task} {how}", {}).setdefault(unit, []).append(value)
     for title, units in found.items():

@@ -89,6 +89,12 @@ def expectation(rows: list[Row], tasks: Iterable[str]) -> str:
     return "; ".join(said)
 
 
+def fresh_tasks(rows: list[Row]) -> str:
+    """The tasks that nothing of the recipe was chosen on."""
+    *names, last = [row.task for row in rows if not TASKS[row.task].has_chosen] or ["none"]
+    return f"{', '.join(names)} and {last}" if names else last
+
+
 def claims(rows: list[Row]) -> str:
     """What README says."""
     singles = [f"{row.gain('tuned').mean:+.1f} points on {row.task}" for row in rows if row.is_single]
@@ -210,6 +216,7 @@ def report(lines: list[Line]) -> None:
         said = textwrap.indent(textwrap.fill(said, 110), " " * 6)
         entry = rf"(  - train: {re.escape(train)}\n(?:    .*\n)*?    expect: )(?:.*\n)(?:      .*\n)*"
         text = re.sub(entry, rf"\1>-\n{said}\n", text)
+    text = re.sub(r"(of these tasks but\s+)[^.]*", rf"\1{fresh_tasks(rows_of(lines))}", text)
     MEASURED_FILE.write_text(text, "utf8")
     picture(rows_of(lines), REPO / "docs" / "recipes.svg")
 

@@ -289,7 +289,8 @@ def test_score_report_writes_the_pages(score_pages, tmp_path, monkeypatch):
     (tmp_path / "benchmarks").mkdir()
     for name in ("README.md", "docs/recipes.md", "benchmarks/README.md"):
         (tmp_path / name).write_text(f"before\n\n{score_pages.BEGIN}\nold\n\n{score_pages.END}\nafter\n", "utf8")
-    for lines in ([*made_up(400, task="food")], [*made_up(300, task="food"), *made_up(300, task="cooking")]):
+    food = [*made_up(300, task="food")]
+    for lines, fresh in ((food, "none"), ([*food, *made_up(300, task="cooking")], "cooking")):
         for _ in range(2):
             score_pages.report(lines)
         for path, text in score_pages.pages(lines).items():
@@ -301,6 +302,7 @@ def test_score_report_writes_the_pages(score_pages, tmp_path, monkeypatch):
         for train, tasks in score_pages.MEASURED.items():
             if said := score_pages.expectation(score_pages.rows_of(lines), tasks):
                 assert rows[train] == said
+        assert f"these tasks but {fresh}. No recipe" in srsly.read_yaml(measured)["about"]
     assert "food +3.1 ± 0.3 points" in rows["NER"] and rows["any pipeline, and results must not change"]
     assert "<svg" in (tmp_path / "docs" / "recipes.svg").read_text("utf8")
 
@@ -324,7 +326,9 @@ def test_score_pages_say_what_was_measured(score, score_pages):
         assert found == text or (path.name == "README.md" and found is None), (
             f"{path.name} is not what score.jsonl says: python benchmarks/score_pages.py"
         )
-    rows = {row["train"]: row["expect"] for row in srsly.read_yaml(score_pages.MEASURED_FILE)["rows"]}
+    measured = srsly.read_yaml(score_pages.MEASURED_FILE)
+    rows = {row["train"]: row["expect"] for row in measured["rows"]}
     for train, tasks in score_pages.MEASURED.items():
         said = score_pages.expectation(score.rows_of(lines), tasks)
         assert rows[train] == said if said else "±" not in rows[train]
+    assert f"on all of these tasks but {score_pages.fresh_tasks(score.rows_of(lines))}." in measured["about"]

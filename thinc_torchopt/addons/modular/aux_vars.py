@@ -81,13 +81,13 @@ def aggregate(received: Sequence[Mapping[str, AuxVar]], how: How = "sum") -> dic
     found = {}
     for name in sorted(names):
         of_name = [aux[name] for aux in received if name in aux]
-        kinds = {type(aux) for aux in of_name}
-        if len(kinds) > 1 or not issubclass(next(iter(kinds)), AuxVar):
+        kind, *others = {type(aux) for aux in of_name}
+        if others or not issubclass(kind, AuxVar):
             raise AuxVarError(
                 f"Can't aggregate the auxiliary variables '{name}': expected one kind from all clients, found "
-                f"{', '.join(sorted(kind.__name__ for kind in kinds))}."
+                f"{', '.join(sorted(one.__name__ for one in (kind, *others)))}."
             )
-        found[name] = next(iter(kinds)).aggregate(of_name, how)
+        found[name] = kind.aggregate(of_name, how)
     return found
 
 

@@ -262,7 +262,7 @@ def _for_each(
         together: tuple[dict[str, Tensor], Tensor] = vmap(function, randomness="different")(*parts)
         return together
     found, values = zip(*(function(*sample) for sample in zip(*parts)))
-    return {name: torch.stack([of[name] for of in found]) for name in next(iter(found))}, torch.stack(values)
+    return {name: torch.stack([of[name] for of in found]) for name in found[0]}, torch.stack(values)
 
 
 def compute_loss(call: Callable[..., Any], batch: Sequence[Tensor], loss: Callable[..., Tensor] | None) -> Tensor:
