@@ -304,7 +304,7 @@ def test_data_check_models_for_another_kind_of_categories(component, is_right):
 
 @pytest.mark.parametrize("width", [0, 8, 6])
 def test_data_check_vectors_that_a_sourced_component_needs(width):
-    """Without them spaCy stops with an IndexError in the first step."""
+    """Without them spaCy stops in the first step: with an IndexError, with an old NumPy E896."""
     nlp = pipeline("tagger", model={"@architectures": "spacy.Tagger.v2", "tok2vec": EMBEDDED})
     give_vectors(nlp, 8)
     train = corpus(nlp, GOLD)
@@ -314,7 +314,7 @@ def test_data_check_vectors_that_a_sourced_component_needs(width):
     assert len(named(stops, "reads word vectors of 8 numbers, and this pipeline has")) == (width != 8)
     if width == 0:
         assert "has none: set vectors in [initialize]" in stops[0] and "Now it is null" in stops[0]
-        with pytest.raises(IndexError):
+        with pytest.raises((IndexError, RuntimeError)):
             nlp.update(train.examples[:2], sgd=False)
     assert not named(check(nlp, train).stops, "vectors")
 

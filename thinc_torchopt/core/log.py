@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 LOGGER = logging.getLogger("spacy.torchopt")
@@ -19,5 +20,7 @@ def inform(message: str, *args: Any, level: int = logging.INFO) -> None:
     if is_set or level < logging.INFO:
         LOGGER.log(level, message, *args, stacklevel=2)
     elif not LOGGER.disabled:
-        file, line, function, _ = LOGGER.findCaller(stacklevel=2)
-        LOGGER.handle(LOGGER.makeRecord(LOGGER.name, level, file, line, message, args, None, function))
+        # What LOGGER.findCaller counts from differs before Python 3.11.
+        frame = sys._getframe(1)
+        place = frame.f_code.co_filename, frame.f_lineno
+        LOGGER.handle(LOGGER.makeRecord(LOGGER.name, level, *place, message, args, None, frame.f_code.co_name))

@@ -6,7 +6,7 @@ from time import process_time
 import pytest
 import spacy
 from confection import Config
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from spacy.tokens import Doc, DocBin
 from spacy.training import Corpus
@@ -242,6 +242,7 @@ def test_trial_shortens_schedules_that_end_with_the_training():
     steps=st.integers(1, 300),
     budget=st.sampled_from([0.0, 0.3, 1.0]),
 )
+@example(warmup=1, decay=1, steps=2, budget=1.0)
 def test_trial_schedules_fit_without_a_known_end(warmup, decay, steps, budget):
     """Where `max_epochs` or a budget ends the training."""
     schedule = f'@schedules = "thinc-torchopt.warmup_stable_decay.v1"\ninitial_rate = 0.1\nwarmup_steps = {warmup}\n'

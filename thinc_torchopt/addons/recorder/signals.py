@@ -150,7 +150,8 @@ class _Passes:
         def finish_steps(golds: Any) -> Any:
             worst = numpy.full(sum(map(len, X)) + 1, numpy.nan, "f4")  # the last: of steps at the end of a text
             for tokens, errors in found:
-                numpy.fmax.at(worst, tokens, errors)
+                # No index is negative: with one, NumPy 1.25.0 and 1.25.1 write outside of the array.
+                numpy.fmax.at(worst, tokens % len(worst), errors)
             self._receive(Signal(X, worst[:-1], worst[:-1] < _WRONG))
             return finish(golds)
 

@@ -265,7 +265,9 @@ def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
     optimizer = training.get("optimizer", {})
     if optimizer.get("budget"):
         for schedules in (optimizer, before["optimizer"]):
-            _fall_in_time(schedules, optimizer["budget"].get("decay_ratio", _FALL))
+            # A step is left for a warm-up.
+            longest = min(_LONGEST_FALL, steps / (steps + 1))
+            _fall_in_time(schedules, min(longest, optimizer["budget"].get("decay_ratio", _FALL)))
     left_out = [key for key in WRITES if optimizer.pop(key, None)]
     if left_out:
         notes.append(f"Left out in the trials, which save nothing and follow no rules: {', '.join(left_out)}.")
@@ -358,7 +360,7 @@ def _fall_in_time(optimizer: Mapping[str, Any], ratio: float) -> None:
         if block.get("decay_begins") == "when told":
             for key in ("decay_begins", "decay_steps"):
                 block.pop(key, None)
-            block["decay_ratio"] = min(ratio, _LONGEST_FALL)
+            block["decay_ratio"] = ratio
 
 
 def _ends_with_training(block: Mapping[str, Any]) -> bool:
