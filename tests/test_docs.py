@@ -463,10 +463,10 @@ def test_docs_name_only_what_is_registered():
         assert any(spacy.registry.has(group, name) for group in REGISTRIES), name
 
 
-@pytest.mark.parametrize(("steps", "least"), [(60, 0.4), pytest.param(400, 0.8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("steps", "least"), [(60, 0.3), pytest.param(400, 0.8, marks=pytest.mark.slow)])
 def test_docs_demo(steps, least, tmp_path, monkeypatch):
-    """`make demo`, without its set-up: a model that scores well. At first for a few of its steps. In a pipe there
-    are neither bars nor colours.
+    """`make demo`, without its set-up: a model that scores well. At first for a few of its steps; the texts
+    are those of this Python. In a pipe there are neither bars nor colours.
     """
     overrides = [] if steps == 400 else ["--training.max_steps", str(steps), "--training.eval_frequency", str(steps)]
     monkeypatch.chdir(tmp_path)

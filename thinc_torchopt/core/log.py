@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
+import traceback
 from typing import Any
 
 LOGGER = logging.getLogger("spacy.torchopt")
@@ -20,7 +20,6 @@ def inform(message: str, *args: Any, level: int = logging.INFO) -> None:
     if is_set or level < logging.INFO:
         LOGGER.log(level, message, *args, stacklevel=2)
     elif not LOGGER.disabled:
-        # What LOGGER.findCaller counts from differs before Python 3.11.
-        frame = sys._getframe(1)
-        place = frame.f_code.co_filename, frame.f_lineno
-        LOGGER.handle(LOGGER.makeRecord(LOGGER.name, level, *place, message, args, None, frame.f_code.co_name))
+        caller, _ = traceback.extract_stack(limit=2)  # LOGGER.findCaller begins elsewhere before Python 3.11
+        place = caller.filename, caller.lineno or 0
+        LOGGER.handle(LOGGER.makeRecord(LOGGER.name, level, *place, message, args, None, caller.name))
